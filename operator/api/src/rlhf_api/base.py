@@ -1,0 +1,57 @@
+"""What every model of the contract shares."""
+
+from collections.abc import Iterable
+from typing import Annotated, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticCustomError
+
+PositiveInt = Annotated[int, Field(ge=1)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+DnsLabel = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
+"""A DNS-1123 label, the form Kubernetes asks of most names."""
+
+
+class ApiModel(BaseModel):
+    """A frozen, strict model: camelCase in YAML and JSON, unknown fields refused.
+
+    Strict means that a quoted number is not a number, as the API server sees it too.
+    """
+
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        validate_by_alias=True,
+        validate_by_name=True,
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+        hide_input_in_errors=True,
+    )
+
+    planned: ClassVar[frozenset[str]] = frozenset()
+    """Fields of the design, by their YAML names, whose feature is not there yet: refused as not supported."""
+
+
+def field_problem(got: str, expected: str, fix: str) -> PydanticCustomError:
+    """A validation error that carries the three parts of a `FieldError`."""
+    return PydanticCustomError(
+        "rlhf", "got {got}; expected {expected}. Fix: {fix}", {"got": got, "expected": expected, "fix": fix}
+    )
+
+
+def require_exactly_one(given: Iterable[str], allowed: Iterable[str]) -> None:
+    """Refuse a mapping in which not exactly one of the allowed alternatives was given.
+
+    Raises:
+        PydanticCustomError: naming what was given and what may be.
+    """
+    given, allowed = list(given), list(allowed)
+    if len(given) == 1:
+        return
+    fix = f"keep one of {', '.join(given)}" if given else f"add one of {', '.join(allowed)}"
+    raise field_problem(" and ".join(given) or "none of them", f"exactly one of {', '.join(allowed)}", fix)

@@ -1,0 +1,50 @@
+"""The RLHFJob resource."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, ValidationError
+
+from rlhf_api.base import ApiModel
+from rlhf_api.errors import SpecError, field_errors
+from rlhf_api.spec import RLHFJobSpec
+
+GROUP = "rlhf-operator.io"
+VERSION = "v1alpha1"
+
+
+class Metadata(ApiModel):
+    """The part of Kubernetes' object metadata that a manifest may give."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", max_length=45)]
+    """The job's name: DNS-1035, short enough for the names derived from it."""
+    namespace: str | None = None
+    """Kubernetes namespace. Ignored on this machine."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Kubernetes labels. Ignored on this machine."""
+    annotations: dict[str, str] = Field(default_factory=dict)
+    """Kubernetes annotations. Ignored on this machine."""
+
+
+class RLHFJob(ApiModel):
+    """One manifest: models, data, algorithm, node pools, and which role runs where."""
+
+    api_version: Literal["rlhf-operator.io/v1alpha1"]
+    """Group and version of this resource."""
+    kind: Literal["RLHFJob"]
+    """Always RLHFJob."""
+    metadata: Metadata
+    """The job's name."""
+    spec: RLHFJobSpec
+    """What to do."""
+
+    @classmethod
+    def parse(cls, manifest: Any) -> Self:
+        """Read a manifest as YAML or the API server gave it.
+
+        Raises:
+            SpecError: with every problem of the manifest's form.
+        """
+        try:
+            return cls.model_validate(manifest, by_alias=True, by_name=False)
+        except ValidationError as error:
+            raise SpecError(field_errors(cls, error)) from None

@@ -1,0 +1,137 @@
+"""What the planner resolves a job into: all that the runtime ever reads."""
+
+from typing import Any, Literal, Self
+
+from pydantic import ValidationError
+
+from rlhf_api.algorithm import PPO
+from rlhf_api.base import ApiModel, NonNegativeFloat, PositiveInt
+from rlhf_api.data import Data
+from rlhf_api.errors import FieldError, SpecError, field_errors
+from rlhf_api.placement import Strategy
+from rlhf_api.pools import Device
+from rlhf_api.rewards import Reward
+from rlhf_api.roles import ModelSource, Role
+from rlhf_api.training import Observability, Optimizer, Rollout
+
+SCHEMA_VERSION = 1
+"""Raised whenever an older runtime could misread a newer config."""
+
+
+class RoleModels(ApiModel):
+    """The models, each with its own source."""
+
+    policy: ModelSource
+    """The trained model."""
+    critic: ModelSource
+    """The value model's backbone."""
+    reference: ModelSource
+    """The frozen model of the KL term."""
+
+
+class WorkerGroup(ApiModel):
+    """One placement group: equal bundles, one a worker."""
+
+    name: str
+    """The group's name."""
+    roles: list[Role]
+    """Its roles."""
+    workers: PositiveInt
+    """Workers a role, and bundles."""
+    device: Device
+    """What its roles compute on."""
+    gpus_per_worker: NonNegativeFloat
+    """GPUs a worker."""
+    bundle: dict[str, float]
+    """Ray resources of one bundle."""
+    strategy: Strategy
+    """Ray's placement strategy."""
+
+
+class LocalNode(ApiModel):
+    """A Ray node to start on this machine in the place of one of a pool's nodes."""
+
+    pool: str
+    """The pool that it belongs to."""
+    resources: dict[str, float]
+    """Ray resources that it offers."""
+
+
+class SyncPath(ApiModel):
+    """The way that weights take, decided."""
+
+    transport: Literal["ipc", "shm"]
+    """`ipc` on GPUs, `shm` on CPU."""
+    reason: str
+    """Why, in words."""
+    bucket_bytes: PositiveInt
+    """Bytes of the buffer that weights travel through."""
+
+
+class TrainingLoop(ApiModel):
+    """Steps and optimizers, resolved."""
+
+    steps: PositiveInt
+    """Steps of the job."""
+    policy_optimizer: Optimizer
+    """The policy's optimizer."""
+    critic_optimizer: Optimizer
+    """The critic's optimizer."""
+    micro_batch_tokens: PositiveInt
+    """Most tokens, padding counted, of one forward pass."""
+
+
+class RuntimeConfig(ApiModel):
+    """The whole input of the runtime, every default explicit."""
+
+    schema_version: int
+    """`SCHEMA_VERSION` of the planner."""
+    name: str
+    """The job's name."""
+    run_dir: str
+    """Where the run's files go."""
+    seed: int
+    """Seed of everything random."""
+    models: RoleModels
+    """Models by role."""
+    rewards: list[Reward]
+    """Terms of the reward."""
+    data: Data
+    """Prompts."""
+    algorithm: PPO
+    """Algorithm."""
+    rollout: Rollout
+    """Sampling."""
+    training: TrainingLoop
+    """Steps and optimizers."""
+    groups: list[WorkerGroup]
+    """Where each role runs."""
+    weight_sync: SyncPath
+    """How weights reach the engines."""
+    python_path: list[str]
+    """Folders put on the path before reward functions are imported."""
+    observability: Observability
+    """What is recorded."""
+    local_nodes: list[LocalNode] | None
+    """Ray nodes to start on this machine; null joins the cluster that is there."""
+    placement_timeout_seconds: PositiveInt = 300
+    """How long placement groups may take to be ready."""
+
+    @classmethod
+    def parse(cls, document: Any) -> Self:
+        """Read a config as the planner wrote it.
+
+        Raises:
+            SpecError: with every problem, the schema version's first and alone: nothing else can be trusted then.
+        """
+        if isinstance(document, dict) and (version := document.get("schemaVersion")) != SCHEMA_VERSION:
+            fix = "use an operator and a runtime image of the same release"
+            raise SpecError([FieldError("schemaVersion", repr(version), str(SCHEMA_VERSION), fix)])
+        try:
+            return cls.model_validate(document, by_alias=True, by_name=False)
+        except ValidationError as error:
+            raise SpecError(field_errors(cls, error)) from None
+
+    def group_of(self, role: Role) -> WorkerGroup:
+        """The group that a role runs in."""
+        return next(group for group in self.groups if role in group.roles)

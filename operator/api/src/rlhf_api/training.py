@@ -1,0 +1,76 @@
+"""The training loop's own settings: optimizers, rollouts, weight sync, what is reported."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from rlhf_api.base import ApiModel, Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
+
+
+class Optimizer(ApiModel):
+    """AdamW with gradient clipping and linear warm-up."""
+
+    learning_rate: NonNegativeFloat = 1e-6
+    """Step size after warm-up; 0 trains nothing."""
+    betas: Annotated[list[Fraction], Field(min_length=2, max_length=2)] = [0.9, 0.999]
+    """Decay of the first and second moments."""
+    weight_decay: NonNegativeFloat = 0.0
+    """Decoupled weight decay."""
+    max_grad_norm: PositiveFloat = 1.0
+    """Global gradient norm above which gradients are scaled down."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Optimizer steps over which the learning rate rises from 0."""
+
+
+class Training(ApiModel):
+    """How long and how the models are trained."""
+
+    planned: ClassVar[frozenset[str]] = frozenset({"maxStaleness"})
+
+    steps: PositiveInt
+    """Steps of the job: each generates, scores, trains and syncs once."""
+    mode: Literal["sync"] = "sync"
+    """`sync`: every rollout uses the newest weights."""
+    optimizer: Optimizer = Optimizer()
+    """The policy's optimizer."""
+    critic_optimizer: Optimizer | None = None
+    """The critic's optimizer. Default: the policy's."""
+    micro_batch_tokens: PositiveInt = 16384
+    """Most tokens, padding counted, of one forward pass; gradients accumulate over micro-batches."""
+
+
+class Rollout(ApiModel):
+    """Sampling."""
+
+    planned: ClassVar[frozenset[str]] = frozenset({"tensorParallelSize"})
+
+    samples_per_prompt: PositiveInt = 1
+    """Responses to each prompt."""
+    temperature: PositiveFloat = 1.0
+    """Sampling temperature. The trainer takes log-probabilities at the same temperature."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling; only 1 is sound for training, since a truncated distribution is not the trainer's."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Share of a GPU's memory that an engine may take."""
+    kv_cache_gi_b: PositiveInt = Field(default=1, alias="kvCacheGiB")
+    """GiB of memory for an engine's KV cache on a `cpu` pool."""
+
+
+class WeightSync(ApiModel):
+    """How new weights reach the rollout engines."""
+
+    method: Literal["auto", "ipc", "broadcast"] = "auto"
+    """`ipc`: shared memory (CUDA IPC on GPUs), for a rollout in the policy's group; `auto` decides from the placement."""
+    bucket_mi_b: PositiveInt = Field(default=256, alias="bucketMiB")
+    """Size of the buffer that weights travel through."""
+
+
+class Observability(ApiModel):
+    """What is recorded beside `metrics.jsonl`."""
+
+    planned: ClassVar[frozenset[str]] = frozenset({"prometheus", "wandb"})
+
+    tensorboard: bool = True
+    """Write TensorBoard events into the run folder."""
+    samples_per_step: Annotated[int, Field(ge=0)] = 4
+    """Sampled texts that are kept a step."""

@@ -1,0 +1,1 @@
+"""The data plane: a Ray single controller that trains one RuntimeConfig."""

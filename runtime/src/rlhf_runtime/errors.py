@@ -1,0 +1,43 @@
+"""Ways for a run to end badly, each with its exit code.
+
+The code tells an operator whether another try could help: 2 to 4 are the user's to mend, 5 is the cluster's.
+"""
+
+
+class RLHFError(Exception):
+    """A failure that is told to the user by its message alone."""
+
+    exit_code = 1
+    """Status that the process ends with."""
+
+
+class InputError(RLHFError):
+    """A model, data set or reward function that cannot be used; the message reads `path: got X; expected Y. Fix: Z`."""
+
+    exit_code = 2
+
+
+class RewardError(RLHFError):
+    """A reward function raised, or returned something that is not one finite number a response."""
+
+    exit_code = 3
+
+
+class NumericalError(RLHFError):
+    """A loss, gradient or log-probability is not finite."""
+
+    exit_code = 4
+
+
+class InfrastructureError(RLHFError):
+    """A worker, node or placement group was lost or could not be had, or weights did not arrive."""
+
+    exit_code = 5
+
+
+class PlacementError(InfrastructureError):
+    """The cluster cannot hold the placement groups."""
+
+
+class WeightSyncError(InfrastructureError):
+    """An engine does not hold the weights that were sent to it."""

@@ -1,0 +1,77 @@
+"""Model folders: a path as it is, or a random model made on the spot."""
+
+import hashlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlhf_api.roles import ModelSource, RandomModel
+
+from rlhf_runtime.errors import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+PAD, EOS = "<pad>", "<eos>"
+
+
+def materialize(source: ModelSource, cache: Path) -> Path:
+    """The Hugging Face folder of a model.
+
+    A random model is written below `cache` once; processes that ask at the same time get the same folder, and every
+    machine that makes it gets the same weights.
+
+    Raises:
+        InputError: when the architecture or its config is not one that transformers can build.
+    """
+    if source.random is None:
+        return Path(source.path or "")
+    key = hashlib.sha256(source.random.model_dump_json().encode()).hexdigest()[:16]
+    folder = cache / f"{source.random.architecture}-{key}"
+    if not folder.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(dir=cache, prefix=".making-"))
+        try:
+            _write_random_model(source.random, scratch)
+            os.rename(scratch, folder)
+        except OSError:  # another process was first
+            if not folder.exists():
+                raise
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    return folder
+
+
+def _write_random_model(model: RandomModel, folder: Path) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    tokenizer = ascii_tokenizer()
+    special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+    try:
+        config = AutoConfig.for_model(model.architecture, **{"vocab_size": len(tokenizer), **special, **model.config})
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(model.seed)
+            network = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    except Exception as error:
+        raise InputError(
+            f"models.random: got {model.architecture} with {model.config}; expected a causal language model that "
+            f"transformers can build ({error}). Fix: correct `architecture` or `config`"
+        ) from error
+    network.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def ascii_tokenizer() -> "PreTrainedTokenizerFast":
+    """One token a printable ASCII character or newline, with pad and end-of-sequence tokens; others are dropped."""
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    characters = [PAD, EOS, "\n", *(chr(code) for code in range(32, 127))]
+    tokenizer = Tokenizer(models.WordLevel({text: index for index, text in enumerate(characters)}, unk_token=PAD))
+    tokenizer.normalizer = normalizers.Replace(Regex(r"[^\n -~]"), "")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, eos_token=EOS)
