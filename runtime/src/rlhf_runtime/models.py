@@ -65,13 +65,41 @@ def _write_random_model(model: RandomModel, folder: Path) -> None:
 
 
 def ascii_tokenizer() -> "PreTrainedTokenizerFast":
-    """One token a printable ASCII character or newline, with pad and end-of-sequence tokens; others are dropped."""
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+    """One token a printable ASCII character or newline, with pad and end-of-sequence tokens; others are dropped.
+
+    It is byte-level BPE without merges, so that classes which rebuild a tokenizer from its vocabulary agree with it.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    characters = [PAD, EOS, "\n", *(chr(code) for code in range(32, 127))]
-    tokenizer = Tokenizer(models.WordLevel({text: index for index, text in enumerate(characters)}, unk_token=PAD))
-    tokenizer.normalizer = normalizers.Replace(Regex(r"[^\n -~]"), "")
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
-    tokenizer.decoder = decoders.Fuse()
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    characters = [byte_level.pre_tokenize_str(chr(code))[0][0] for code in (ord("\n"), *range(32, 127))]
+    vocabulary = {text: index for index, text in enumerate([PAD, EOS, *characters])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = byte_level
+    tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, eos_token=EOS)
+
+
+def load_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
+    """The tokenizer of a model folder, as its own `tokenizer.json` says where there is one.
+
+    Raises:
+        InputError: when there is none, or it has no pad or end-of-sequence token.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    loader = PreTrainedTokenizerFast if (folder / "tokenizer.json").exists() else AutoTokenizer
+    try:
+        tokenizer = loader.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{folder}: got no usable tokenizer ({error}); expected tokenizer.json. Fix: save the tokenizer there"
+        ) from error
+    for kind in ("pad", "eos"):
+        if getattr(tokenizer, f"{kind}_token_id") is None:
+            raise InputError(
+                f"{folder}/tokenizer_config.json: got no {kind} token; expected `{kind}_token`. "
+                f"Fix: name one of the vocabulary there, such as the end-of-text token"
+            )
+    return tokenizer
