@@ -1,0 +1,1 @@
+"""Small prompt sets shipped with the runtime, one JSONL file each."""

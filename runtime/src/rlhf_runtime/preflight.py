@@ -1,0 +1,203 @@
+"""Everything that can be known to be wrong before Ray starts, told at once.
+
+    1. rows, reward functions, model folders   plain Python: a mistake is answered in well under a second
+    2. model configs, tokenizer, devices       torch and transformers
+    3. prompts in tokens
+
+Problems of one stage are told together; a later stage is entered only when the earlier ones found none.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from rlhf_api import RuntimeConfig
+from rlhf_api.errors import FieldError
+from rlhf_api.roles import ModelSource
+
+from rlhf_runtime.errors import InputError
+from rlhf_runtime.rewards.function import column_problems, extend_path, resolve
+from rlhf_runtime.rows import Row, load_rows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+    from rlhf_runtime.types import Prompt
+
+T = TypeVar("T")
+
+MODEL_ROLES = ("policy", "critic", "reference")
+WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What was loaded while it was checked."""
+
+    tokenizer: "PreTrainedTokenizerFast"
+    """The policy's tokenizer."""
+    prompts: "list[Prompt]"
+    """The training prompts, tokenized."""
+
+
+def preflight(config: RuntimeConfig) -> Inputs:
+    """Check a config against the files, functions and devices of this machine.
+
+    Raises:
+        InputError: with every problem of the first stage that has any.
+    """
+    rows = _cheap_checks(config)
+    tokenizer = _model_checks(config)
+
+    from rlhf_runtime.data import tokenize
+
+    return Inputs(tokenizer, tokenize(rows, tokenizer, config.data.max_prompt_length))
+
+
+class _Problems:
+    """Collects the messages of InputErrors."""
+
+    def __init__(self) -> None:
+        self._messages: list[str] = []
+
+    def attempt(self, action: Callable[[], T]) -> T | None:
+        """The action's result, or None when it raised an InputError, which is kept."""
+        try:
+            return action()
+        except InputError as error:
+            self._messages.append(str(error))
+            return None
+
+    def add(self, problems: list[FieldError]) -> None:
+        self._messages += [str(problem) for problem in problems]
+
+    def raise_all(self) -> None:
+        if self._messages:
+            raise InputError("\n".join(self._messages))
+
+
+def _cheap_checks(config: RuntimeConfig) -> list[Row]:
+    problems = _Problems()
+    rows = problems.attempt(lambda: load_rows(config.data.prompts))
+    extend_path(config.python_path)
+    for reward in config.rewards:
+        term = problems.attempt(lambda reward=reward: resolve(reward))
+        if term is not None and rows is not None:
+            problems.add(column_problems(reward, term, [row.columns for row in rows]))
+    for role in MODEL_ROLES:
+        problems.add(_folder_problems(f"models.{role}", getattr(config.models, role)))
+    problems.raise_all()
+    return rows or []
+
+
+def _folder_problems(path: str, source: ModelSource) -> list[FieldError]:
+    if source.path is None:
+        return []
+    folder = Path(source.path)
+    if not folder.is_dir():
+        fix = "correct the path, or mount the volume that holds it"
+        return [FieldError(f"{path}.path", f"{folder}, which is no folder", "a Hugging Face model folder", fix)]
+    problems = []
+    if not (folder / "config.json").is_file():
+        problems.append(
+            FieldError(f"{path}.path", f"{folder} without config.json", "a Hugging Face model folder", "save it")
+        )
+    else:
+        try:
+            json.loads((folder / "config.json").read_bytes())
+        except ValueError as error:
+            got = f"{folder}/config.json, which is not JSON ({error})"
+            problems.append(FieldError(f"{path}.path", got, "the model's config", "copy the file again"))
+    if not any(match for pattern in WEIGHT_FILES for match in folder.glob(pattern)):
+        fix = "copy the weights there; a git clone without git-lfs leaves them out"
+        problems.append(FieldError(f"{path}.path", f"{folder} without weights", " or ".join(WEIGHT_FILES), fix))
+    return problems
+
+
+def _model_checks(config: RuntimeConfig) -> "PreTrainedTokenizerFast":
+    """Tokenizer, lengths, vocabularies and devices. A random model is made here, so that a bad config is told here."""
+    from rlhf_runtime.models import load_tokenizer, materialize
+
+    problems = _Problems()
+    problems.add(_device_problems(config))
+    cache = model_cache(config)
+    folders = {
+        role: problems.attempt(lambda role=role: materialize(getattr(config.models, role), cache))
+        for role in MODEL_ROLES
+    }
+    policy = folders["policy"]
+    tokenizer = problems.attempt(lambda: load_tokenizer(policy)) if policy else None
+    for role, folder in folders.items():
+        if folder is not None and policy is not None and tokenizer is not None:
+            problems.add(_fit_problems(config, role, folder, len(tokenizer)))
+            problems.add(_vocabulary_problems(role, folder, policy))
+    problems.raise_all()
+    assert tokenizer is not None  # else there was a problem
+    return tokenizer
+
+
+def model_cache(config: RuntimeConfig) -> Path:
+    """Where this run's random models are written."""
+    return Path(config.run_dir) / "models"
+
+
+def _device_problems(config: RuntimeConfig) -> list[FieldError]:
+    """CUDA on this machine, where this machine is what the job runs on."""
+    groups = [group for group in config.groups if group.device == "cuda"]
+    if config.local_nodes is None or not groups:
+        return []
+    import torch
+
+    names = ", ".join(group.name for group in groups)
+    path = f"placement groups {names}"
+    if not torch.cuda.is_available():
+        fix = "set `device: cpu` on their pool, or use a machine with a GPU and its driver"
+        return [FieldError(path, "device cuda, which torch cannot use here", "a working CUDA device", fix)]
+    need = math.ceil(sum(group.workers * group.gpus_per_worker for group in groups))
+    if (have := torch.cuda.device_count()) < need:
+        fix = "lower `workers` or `gpusPerWorker`, or let roles share a group"
+        return [FieldError(path, f"{need} GPUs asked for", f"at most the {have} of this machine", fix)]
+    return []
+
+
+def _fit_problems(config: RuntimeConfig, role: str, folder: Path, tokens: int) -> list[FieldError]:
+    """Whether a model takes the longest sequence and every token of the policy's tokenizer."""
+    from transformers import AutoConfig
+
+    path = f"models.{role}"
+    try:
+        model = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config()
+    except (OSError, ValueError) as error:
+        fix = "use a model that transformers knows"
+        return [FieldError(path, f"a config that cannot be read ({error})", "a causal language model", fix)]
+    problems = []
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    positions = getattr(model, "max_position_embeddings", None)
+    if positions is not None and longest > positions:
+        got = f"data.maxPromptLength + data.maxResponseLength = {longest} tokens"
+        expected = f"at most {positions}, the model's max_position_embeddings"
+        problems.append(FieldError(path, got, expected, "lower one of the lengths, or use a model of a longer context"))
+    if model.vocab_size < tokens:
+        got = f"a vocabulary of {model.vocab_size}"
+        fix = "use models of one family"
+        problems.append(FieldError(path, got, f"at least the {tokens} tokens of the policy's tokenizer", fix))
+    return problems
+
+
+def _vocabulary_problems(role: str, folder: Path, policy: Path) -> list[FieldError]:
+    """Whether token ids mean the same to this model as to the policy."""
+    files = [folder / "tokenizer.json", policy / "tokenizer.json"]
+    if folder == policy or not all(file.is_file() for file in files):
+        return []
+    from tokenizers import Tokenizer
+
+    own, expected = ({index: text for text, index in Tokenizer.from_file(str(f)).get_vocab().items()} for f in files)
+    differing = sorted(index for index in own.keys() & expected.keys() if own[index] != expected[index])
+    if not differing:
+        return []
+    first = differing[0]
+    got = f"a tokenizer in which {len(differing)} ids mean another token, such as {first}: {own[first]!r}"
+    return [FieldError(f"models.{role}", got, f"the policy's, {expected[first]!r}", "use models of one family")]

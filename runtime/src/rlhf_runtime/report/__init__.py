@@ -1,0 +1,63 @@
+"""Where a run's results go: files, TensorBoard, the terminal, curves and a summary. One sink a file."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from rlhf_api import RuntimeConfig
+
+from rlhf_runtime.report.console import TerminalView
+from rlhf_runtime.report.curves import Curves
+from rlhf_runtime.report.jsonl import MetricsFile, SamplesFile
+from rlhf_runtime.report.sink import Sample, Sink
+from rlhf_runtime.report.summary import Summary, summarize
+from rlhf_runtime.report.tensorboard import TensorBoard
+from rlhf_runtime.types import StepMetrics
+
+__all__ = ["Report", "Sample", "Sink", "Summary", "sinks_of", "summarize"]
+
+
+def sinks_of(config: RuntimeConfig) -> list[Sink]:
+    """The sinks that a config asks for; files go into its run folder.
+
+    They are closed in reverse: the curves, which take a second or two, keep nobody waiting for the rest.
+    """
+    folder = Path(config.run_dir)
+    sinks: list[Sink] = [Curves(folder / "curves.png"), MetricsFile(folder / "metrics.jsonl"), TerminalView()]
+    if config.observability.samples_per_step:
+        sinks.append(SamplesFile(folder / "samples.jsonl"))
+    if config.observability.tensorboard:
+        sinks.append(TensorBoard(folder / "tensorboard"))
+    return sinks
+
+
+class Report:
+    """Hands every step to every sink, and closes each of them whatever happened to the others."""
+
+    def __init__(self, config: RuntimeConfig, sinks: Sequence[Sink]) -> None:
+        self._config = config
+        self._sinks = sinks
+        self._rows: list[StepMetrics] = []
+        self._closing = ExitStack()
+
+    def start(self) -> None:
+        """Open the sinks."""
+        for sink in self._sinks:
+            sink.start(self._config)
+            self._closing.callback(lambda sink=sink: sink.close(self.summary()))
+
+    def step(self, metrics: StepMetrics, samples: Sequence[Sample]) -> None:
+        """Report a finished step; of its samples the first `observability.samplesPerStep` are kept."""
+        self._rows.append(metrics)
+        kept = samples[: self._config.observability.samples_per_step]
+        for sink in self._sinks:
+            sink.step(metrics, kept)
+
+    def summary(self) -> Summary:
+        """The run up to now."""
+        return summarize(self._rows, self._config.training.steps)
+
+    def close(self) -> Summary:
+        """Close the sinks, once, after the last step or an interruption, and return the summary."""
+        self._closing.close()
+        return self.summary()
