@@ -8,13 +8,13 @@ B = batchSize * samplesPerPrompt.
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from rlhf_api.errors import FieldError
 from torch.utils.data import Sampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from rlhf_runtime.protocol import DataProto, ragged
+from rlhf_runtime.protocol import DataProto
+from rlhf_runtime.ragged import ragged
 from rlhf_runtime.rows import Row, raise_problems
 from rlhf_runtime.types import Prompt
 
@@ -99,13 +99,13 @@ def make_batch(prompts: Sequence[Prompt], samples_per_prompt: int) -> DataProto:
         0 to B - 1: tells the samples of a step apart) and the non-tensors `prompt` ([B] str), `columns` ([B] dict).
     """
     repeated = [prompt for prompt in prompts for _ in range(samples_per_prompt)]
-    columns = np.empty(len(repeated), dtype=object)
-    columns[:] = [dict(prompt.columns) for prompt in repeated]
     return DataProto.from_dict(
         tensors={
             "prompt_ids": ragged([torch.tensor(prompt.token_ids, dtype=torch.int64) for prompt in repeated]),
             "sample_index": torch.arange(len(repeated), dtype=torch.int64),
         },
-        non_tensors={"prompt": np.array([prompt.text for prompt in repeated], dtype=object), "columns": columns},
-        meta={},
+        non_tensors={
+            "prompt": [prompt.text for prompt in repeated],
+            "columns": [dict(prompt.columns) for prompt in repeated],
+        },
     )

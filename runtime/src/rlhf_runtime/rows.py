@@ -50,8 +50,7 @@ def load_rows(prompts: Prompts) -> list[Row]:
         (problems if isinstance(outcome, FieldError) else rows).append(outcome)
     raise_problems(problems)
     if not rows:
-        source = "data.prompts.inline" if prompts.inline is not None else prompts.path
-        raise_problems([FieldError(f"{source}", "no rows", "at least one prompt", "add prompts")])
+        raise_problems([FieldError(str(prompts.path), "no rows", "at least one prompt", "add prompts")])
     return rows
 
 

@@ -99,7 +99,7 @@ def _times(axes: "Axes", rows: Sequence[StepMetrics]) -> None:
     stacked = [[*layer[:1], *layer] for layer in [*layers, rest]]
     axes.stackplot(edges, stacked, labels=[*phases, "other"], colors=colors, step="pre", linewidth=0)
     _dress(axes, "Seconds a step")
-    axes.legend(frameon=False, labelcolor=INK, ncols=2, fontsize="small")
+    axes.legend(frameon=False, labelcolor=INK, ncols=4, fontsize="small", loc="upper center")
     totals = [sum(heights) for heights in zip(*layers, rest, strict=True)]
     axes.set_ylim(0, 1.35 * max(totals) or 1)  # room for the legend
 
