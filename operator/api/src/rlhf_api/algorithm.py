@@ -57,6 +57,7 @@ class Algorithm(ApiModel):
     """Exactly one algorithm."""
 
     planned: ClassVar[frozenset[str]] = frozenset({"grpo", "rloo", "reinforcePlusPlus"})
+    alternatives: ClassVar[frozenset[str]] = frozenset(ALGORITHMS)
 
     ppo: PPO
     """PPO with a critic."""
@@ -64,6 +65,7 @@ class Algorithm(ApiModel):
     @model_validator(mode="before")
     @classmethod
     def _one_algorithm(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            require_exactly_one((name for name in ALGORITHMS if name in data), ALGORITHMS)
+        given = [name for name in ALGORITHMS if name in data] if isinstance(data, dict) else []
+        if len(given) > 1:
+            require_exactly_one(given, ALGORITHMS)
         return data

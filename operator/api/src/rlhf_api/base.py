@@ -1,9 +1,10 @@
 """What every model of the contract shares."""
 
+import json
 from collections.abc import Iterable
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
@@ -11,7 +12,9 @@ PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-DnsLabel = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
+DNS_1123 = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+DNS_1035 = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+DnsLabel = Annotated[str, Field(pattern=DNS_1123, max_length=63)]
 """A DNS-1123 label, the form Kubernetes asks of most names."""
 
 
@@ -34,7 +37,12 @@ class ApiModel(BaseModel):
     )
 
     planned: ClassVar[frozenset[str]] = frozenset()
-    """Fields of the design, by their YAML names, whose feature is not there yet: refused as not supported."""
+    """Fields of the design, by their YAML names, whose feature is not there yet: refused as not supported.
+
+    `field: value` marks one value of a field in the same way.
+    """
+    alternatives: ClassVar[frozenset[str]] = frozenset()
+    """Fields, planned ones too, that stand in for each other: where one is refused, none of them is called missing."""
 
 
 def field_problem(got: str, expected: str, fix: str) -> PydanticCustomError:
@@ -42,6 +50,20 @@ def field_problem(got: str, expected: str, fix: str) -> PydanticCustomError:
     return PydanticCustomError(
         "rlhf", "got {got}; expected {expected}. Fix: {fix}", {"got": got, "expected": expected, "fix": fix}
     )
+
+
+def require_json(value: dict[str, Any]) -> dict[str, Any]:
+    """Refuse a mapping that would not survive as JSON: a date, an infinite number, a cycle."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        got, fix = f"a mapping that JSON cannot hold ({error})", "quote dates, and write finite numbers"
+        raise field_problem(got, "texts, numbers, lists and mappings", fix) from None
+    return value
+
+
+JsonObject = Annotated[dict[str, Any], AfterValidator(require_json)]
+"""A mapping of the user's own fields: whatever YAML and JSON have in common, since the runtime gets it as JSON."""
 
 
 def require_exactly_one(given: Iterable[str], allowed: Iterable[str]) -> None:

@@ -1,10 +1,20 @@
 """Prompts."""
 
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from rlhf_api.base import ApiModel, PositiveInt, require_exactly_one
+from rlhf_api.base import ApiModel, PositiveInt, field_problem, require_exactly_one, require_json
+
+
+def _check_row(row: Any) -> Any:
+    if not isinstance(row, str | dict):
+        raise field_problem(repr(row), "a text or a mapping", "quote the prompt, or give a mapping with its fields")
+    return require_json(row) if isinstance(row, dict) else row
+
+
+Row = Annotated[str | dict[str, Any], BeforeValidator(_check_row)]
+"""One prompt written in the manifest."""
 
 
 class Prompts(ApiModel):
@@ -16,7 +26,7 @@ class Prompts(ApiModel):
     """A JSONL file: one JSON object a line."""
     builtin: Literal["arithmetic"] | None = None
     """A small set shipped in the runtime. `arithmetic`: sums of two digits with their answers."""
-    inline: list[str | dict[str, Any]] | None = None
+    inline: Annotated[list[Row], Field(min_length=1)] | None = None
     """Prompts in the manifest itself: texts, or objects like the lines of a JSONL file."""
     field: str = "prompt"
     """The field of a row that holds the prompt; the other fields are handed to reward functions."""

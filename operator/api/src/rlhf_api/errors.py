@@ -1,15 +1,19 @@
 """Errors for people: every problem of an input at once, each with its path and the way out."""
 
 import difflib
+import re
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from rlhf_api.base import ApiModel
+from rlhf_api.base import DNS_1035, DNS_1123, ApiModel
+
+Location = tuple[int | str, ...]
+"""A field's place as pydantic gives it."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +46,23 @@ def field_errors(model: type[BaseModel], error: ValidationError) -> list[FieldEr
 
     An unknown field is told apart from one that is known but not supported yet, and the nearest known name is offered.
     """
-    return [_translate(model, detail) for detail in error.errors(include_url=False)]
+    details = error.errors(include_url=False)
+    refused = {detail["loc"] for detail in details if detail["type"] == "extra_forbidden"}
+    return [_translate(model, detail) for detail in details if not _stood_in_for(model, detail, refused)]
+
+
+def _stood_in_for(model: type[BaseModel], detail: ErrorDetails, refused: Set[Location]) -> bool:
+    """Whether a field is missing only because a refused one was given in its place, which is error enough."""
+    if detail["type"] != "missing":
+        return False
+    *parent, name = detail["loc"]
+    alternatives = _model_at(model, parent).alternatives
+    return name in alternatives and any((*parent, other) in refused for other in alternatives)
 
 
 def _translate(model: type[BaseModel], detail: ErrorDetails) -> FieldError:
-    loc = detail["loc"]
-    path = format_path(loc)
-    context = detail.get("ctx", {})
-    got = _describe(detail["input"])
+    loc, value, context = detail["loc"], detail["input"], detail.get("ctx", {})
+    path, got = format_path(loc), _describe(value)
     match detail["type"]:
         case "rlhf":
             return FieldError(path, context["got"], context["expected"], context["fix"])
@@ -57,34 +70,79 @@ def _translate(model: type[BaseModel], detail: ErrorDetails) -> FieldError:
             return _unknown_field(model, loc)
         case "missing":
             return FieldError(path, "nothing", "a value", f"add `{loc[-1]}`")
-        case "literal_error" | "enum":
-            return FieldError(path, got, f"one of {context['expected']}", "use one of the listed values")
-        case "float_type" | "int_type" if isinstance(detail["input"], str):
+        case "literal_error":
+            return _unknown_value(model, loc, value, context["expected"])
+        case "float_type" | "int_type" if isinstance(value, str):
             return FieldError(path, got, "a number", "write the number without quotes")
+        case "float_type" | "int_type" | "int_from_float":
+            return FieldError(path, got, "a whole number" if "int" in detail["type"] else "a number", "write a number")
+        case "bool_type":
+            return FieldError(path, got, "true or false", "write true or false without quotes")
+        case "string_type":
+            fix = "give a text" if isinstance(value, dict | list | None) else "put it in quotes"
+            return FieldError(path, got, "a text", fix)
+        case "model_type" | "dict_type":
+            return FieldError(path, got, "a mapping", "indent its fields below it" if loc else "write an RLHFJob")
+        case "list_type":
+            return FieldError(path, got, "a list", "write it as a list: one `- ` an item, or in brackets")
+        case "too_short" | "too_long":
+            bound = context.get("min_length", context.get("max_length"))
+            least, many = detail["type"] == "too_short", f"{context['actual_length']} of them"
+            return FieldError(
+                path, many, f"at {'least' if least else 'most'} {bound}", "add some" if least else "remove some"
+            )
+        case "invalid_key":
+            return FieldError(path, got, "a name", "write the field's name as text")
+        case "string_pattern_mismatch":
+            return FieldError(path, got, _pattern(context["pattern"]), "choose such a text")
         case _:
-            expected = detail["msg"].removeprefix("Input should be ").removeprefix("Value should be ")
-            return FieldError(path, got, expected[:1].lower() + expected[1:], f"correct `{path}`")
+            return FieldError(path, got, _wording(detail["msg"]), "give such a value")
 
 
-def _unknown_field(model: type[BaseModel], loc: Sequence[int | str]) -> FieldError:
-    name = str(loc[-1])
-    owner = _model_at(model, loc[:-1])
-    planned = owner.planned if issubclass(owner, ApiModel) else frozenset()
-    if name in planned:
-        return FieldError(format_path(loc), f"`{name}`", "a supported field", f"remove `{name}`: it is not supported yet")
+def _pattern(pattern: str) -> str:
+    """A pattern of the contract in words."""
+    words = {
+        DNS_1123: "lower-case letters, digits and `-`, with a letter or digit first and last",
+        DNS_1035: "lower-case letters, digits and `-`, with a letter first and a letter or digit last",
+        "^/": "an absolute path",
+    }
+    return words.get(pattern, f"a text that matches {pattern}")
+
+
+def _wording(message: str) -> str:
+    """Pydantic's "Input should be less than 1" as what was expected: "a value less than 1"."""
+    starts = {"Input should be a": "a", "Input should be ": "a value ", "String should have ": "a text of "}
+    start = next((start for start in starts if message.startswith(start)), message[:1])
+    return starts.get(start, start.lower()) + message.removeprefix(start)
+
+
+def _unknown_value(model: type[BaseModel], loc: Location, value: Any, listed: str) -> FieldError:
+    path, expected = format_path(loc), f"one of {listed}" if " or " in listed else listed
+    if f"{loc[-1]}: {value}" in _model_at(model, loc[:-1]).planned:
+        return FieldError(path, _describe(value), expected, f"use {expected}: {value} is not supported yet")
+    near = difflib.get_close_matches(str(value), re.findall("'(.*?)'", listed), n=1, cutoff=0.5)
+    return FieldError(path, _describe(value), expected, f"did you mean '{near[0]}'?" if near else f"use {expected}")
+
+
+def _unknown_field(model: type[BaseModel], loc: Location) -> FieldError:
+    name, owner = str(loc[-1]), _model_at(model, loc[:-1])
+    if name in owner.planned:
+        fix = f"remove `{name}`: it is not supported yet"
+        return FieldError(format_path(loc), f"`{name}`", "a supported field", fix)
     known = sorted(field.alias or key for key, field in owner.model_fields.items())
+    planned = (field for field in owner.planned if ":" not in field)
     near = difflib.get_close_matches(name, [*known, *planned], n=1, cutoff=0.5)
     fix = f"did you mean `{near[0]}`?" if near else "remove it"
     return FieldError(format_path(loc), f"unknown field `{name}`", f"one of {', '.join(known)}", fix)
 
 
-def _model_at(model: type[BaseModel], loc: Sequence[int | str]) -> type[BaseModel]:
+def _model_at(model: type[BaseModel], loc: Sequence[int | str]) -> type[ApiModel]:
     """The model that the path `loc` leads to, starting from `model`."""
     for part in loc:
-        for key, field in model.model_fields.items():
-            if part in (key, field.alias):
-                model = _model_in(field.annotation) or model
-    return model
+        fields = model.model_fields.items()
+        annotation = next((field.annotation for key, field in fields if part in (key, field.alias)), None)
+        model = _model_in(annotation) or model
+    return model if issubclass(model, ApiModel) else ApiModel
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

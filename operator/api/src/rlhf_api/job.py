@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError
 
-from rlhf_api.base import ApiModel
+from rlhf_api.base import DNS_1035, ApiModel
 from rlhf_api.errors import SpecError, field_errors
 from rlhf_api.spec import RLHFJobSpec
 
@@ -15,7 +15,7 @@ VERSION = "v1alpha1"
 class Metadata(ApiModel):
     """The part of Kubernetes' object metadata that a manifest may give."""
 
-    name: Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", max_length=45)]
+    name: Annotated[str, Field(pattern=DNS_1035, max_length=45)]
     """The job's name: DNS-1035, short enough for the names derived from it."""
     namespace: str | None = None
     """Kubernetes namespace. Ignored on this machine."""

@@ -13,6 +13,10 @@ Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 """Ray's placement group strategies: STRICT_PACK one node, STRICT_SPREAD a node each, the others as far as they can."""
 
 
+EPSILON = 1e-9
+"""Slack for sums of fractions."""
+
+
 class PlacementGroup(ApiModel):
     """Roles that share workers and devices (the hybrid engine)."""
 
@@ -42,18 +46,38 @@ class Placement(ApiModel):
 
 
 def capacity(node: Mapping[str, float], bundle: Mapping[str, float]) -> int:
-    """How many of these bundles one node with these resources holds."""
-    counts = [math.floor(node.get(key, 0.0) / need + 1e-9) for key, need in bundle.items() if need > 0]
+    """How many of these bundles one node with these resources, none of them in use, holds."""
+    counts = [
+        gpu_capacity([1.0] * math.floor(node.get(key, 0.0)), need)
+        if key == "GPU"
+        else math.floor(node.get(key, 0.0) / need + EPSILON)
+        for key, need in bundle.items()
+        if need > 0
+    ]
     return min(counts, default=0)
 
 
-def fits(nodes: Sequence[Mapping[str, float]], bundle: Mapping[str, float], count: int, strategy: Strategy) -> bool:
-    """Whether `count` equal bundles can be placed on `nodes` under `strategy`."""
-    capacities = [capacity(node, bundle) for node in nodes]
+def gpu_capacity(free: Sequence[float], need: float) -> int:
+    """How many bundles of `need` GPUs fit, given what is free of each GPU, from 0 to 1.
+
+    As in Ray, a share of a GPU comes from one GPU, and more than one are whole: two GPUs hold two bundles of 0.6.
+    """
+    if need <= 1:
+        return sum(math.floor(share / need + EPSILON) for share in free)
+    return math.floor(sum(share >= 1 for share in free) / need)
+
+
+def room(capacities: Sequence[int], strategy: Strategy) -> int:
+    """The most bundles that can be placed under `strategy` on nodes that hold so many each."""
     match strategy:
         case "STRICT_PACK":
-            return max(capacities, default=0) >= count
+            return max(capacities, default=0)
         case "STRICT_SPREAD":
-            return sum(1 for held in capacities if held) >= count
+            return sum(1 for held in capacities if held)
         case _:
-            return sum(capacities) >= count
+            return sum(capacities)
+
+
+def fits(nodes: Sequence[Mapping[str, float]], bundle: Mapping[str, float], count: int, strategy: Strategy) -> bool:
+    """Whether `count` equal bundles can be placed on `nodes`, none of them in use, under `strategy`."""
+    return room([capacity(node, bundle) for node in nodes], strategy) >= count

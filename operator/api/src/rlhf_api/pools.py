@@ -1,25 +1,38 @@
 """Node pools: what machines a job runs on."""
 
 import re
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import BeforeValidator, Field
 
-from rlhf_api.base import ApiModel, DnsLabel, PositiveInt, field_problem
+from rlhf_api.base import ApiModel, DnsLabel, field_problem
 
 Device = Literal["cuda", "cpu"]
 
 _QUANTITY = re.compile(r"^\d+(\.\d+)?(m|[kMGTPE]|[KMGTPE]i)?$")
 
 
-def _check_quantity(value: int | float | str) -> int | float | str:
-    if isinstance(value, str) and not _QUANTITY.match(value):
+_CPU_FIX = 'write a form such as "64" or "500m"'
+
+
+def _check_quantity(value: Any) -> Any:
+    text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+    if not (isinstance(text, str) and _QUANTITY.fullmatch(text)):
         raise field_problem(repr(value), "a Kubernetes quantity", 'write a form such as "64", "500m" or "512Gi"')
     return value
 
 
-Quantity = Annotated[int | float | str, AfterValidator(_check_quantity)]
+def _check_cpus(value: Any) -> Any:
+    text = str(_check_quantity(value))
+    if not text.removesuffix("m").replace(".", "", 1).isdigit() or not cpu_count(text) > 0:
+        raise field_problem(repr(value), "a number of CPUs above 0, or thousandths of one with `m`", _CPU_FIX)
+    return value
+
+
+Quantity = Annotated[int | float | str, BeforeValidator(_check_quantity)]
 """A Kubernetes quantity: a number, or a string such as `500m` or `512Gi`."""
+Cpus = Annotated[int | float | str, BeforeValidator(_check_cpus)]
+"""A Kubernetes quantity of CPUs, such as 64, "64" or "500m"."""
 
 
 def cpu_count(quantity: int | float | str) -> float:
@@ -50,15 +63,15 @@ class NodePool(ApiModel):
 
     name: DnsLabel
     """The pool's name, which `placement` refers to."""
-    nodes: PositiveInt = 1
+    nodes: Annotated[int, Field(ge=1, le=1000)] = 1
     """How many nodes. On this machine each becomes a local Ray node."""
     device: Device | None = None
     """What roles on this pool compute on. Obeyed, never guessed. Default: `cuda` where gpusPerNode > 0, else `cpu`."""
-    gpus_per_node: Annotated[int, Field(ge=0)] = 0
+    gpus_per_node: Annotated[int, Field(ge=0, le=1000)] = 0
     """GPUs a node."""
     gpu_resource: str = "nvidia.com/gpu"
     """Kubernetes resource name of the GPUs. Ignored on this machine."""
-    cpu: Quantity | None = None
+    cpu: Cpus | None = None
     """CPUs a node. Default: what the plan needs."""
     memory: Quantity | None = None
     """Memory a node. Ignored on this machine."""

@@ -1,10 +1,26 @@
 """Where rewards come from."""
 
-from typing import ClassVar, Self
+import re
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import model_validator
+from pydantic import AfterValidator, model_validator
 
-from rlhf_api.base import ApiModel, DnsLabel, require_exactly_one
+from rlhf_api.base import ApiModel, DnsLabel, field_problem, require_exactly_one
+
+_IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+
+
+def _check_import_path(value: str) -> str:
+    if not _IMPORT_PATH.fullmatch(value):
+        raise field_problem(repr(value), "`package.module:function`", "name the module, a colon, and the function")
+    return value
+
+
+ShippedReward = Literal["digit_share", "exact_match"]
+"""Rules shipped in the runtime.
+
+`digit_share`: share of a response's characters that are digits; `exact_match`: 1 where it is the row's `answer`.
+"""
 
 
 class RewardFunction(ApiModel):
@@ -14,9 +30,11 @@ class RewardFunction(ApiModel):
     same length.
     """
 
-    name: str | None = None
-    """A rule shipped in the runtime: `digit_share` or `exact_match`."""
-    import_path: str | None = None
+    planned: ClassVar[frozenset[str]] = frozenset({"name: math_verify"})
+
+    name: ShippedReward | None = None
+    """A rule shipped in the runtime."""
+    import_path: Annotated[str, AfterValidator(_check_import_path)] | None = None
     """A function of yours as `package.module:function`."""
 
     @model_validator(mode="after")
@@ -29,9 +47,10 @@ class RewardFunction(ApiModel):
 
 
 class Reward(ApiModel):
-    """One term of the reward: weight × score."""
+    """One term of the reward: weight times score."""
 
     planned: ClassVar[frozenset[str]] = frozenset({"model", "remote"})
+    alternatives: ClassVar[frozenset[str]] = frozenset({"function", "model", "remote"})
 
     name: DnsLabel
     """Its name in metrics."""

@@ -1,10 +1,10 @@
 """The roles of a job and the models behind them."""
 
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlhf_api.base import ApiModel, require_exactly_one
+from rlhf_api.base import ApiModel, JsonObject, require_exactly_one
 
 Role = Literal["policy", "rollout", "critic", "reference", "reward"]
 """What a worker does. Policy, critic and reference compute with torch, rollout with vLLM, reward with Python."""
@@ -19,7 +19,7 @@ class RandomModel(ApiModel):
 
     architecture: str
     """Model type as transformers names it, such as `qwen2` or `llama`."""
-    config: dict[str, Any] = Field(default_factory=dict)
+    config: JsonObject = Field(default_factory=dict)
     """Fields of the architecture's transformers config; `vocab_size` and the special tokens come from the tokenizer."""
     tokenizer: Literal["ascii"] = "ascii"
     """A tokenizer shipped in the runtime. `ascii`: one token a printable ASCII character."""
@@ -55,6 +55,12 @@ class ReferenceSource(ApiModel):
     """A Hugging Face folder."""
     random: RandomModel | None = None
     """Random weights from a config."""
+
+    @model_validator(mode="after")
+    def _at_most_one_source(self) -> Self:
+        if self.path is not None and self.random is not None:
+            require_exactly_one(("path", "random"), ("path", "random"))
+        return self
 
 
 class Models(ApiModel):

@@ -4,7 +4,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from rlhf_api.base import ApiModel, Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
+from rlhf_api.base import ApiModel, NonNegativeFloat, PositiveFloat, PositiveInt
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Optimizer(ApiModel):
@@ -12,7 +14,7 @@ class Optimizer(ApiModel):
 
     learning_rate: NonNegativeFloat = 1e-6
     """Step size after warm-up; 0 trains nothing."""
-    betas: Annotated[list[Fraction], Field(min_length=2, max_length=2)] = [0.9, 0.999]
+    betas: list[Beta] = Field(default=[0.9, 0.999], min_length=2, max_length=2)
     """Decay of the first and second moments."""
     weight_decay: NonNegativeFloat = 0.0
     """Decoupled weight decay."""
@@ -25,7 +27,7 @@ class Optimizer(ApiModel):
 class Training(ApiModel):
     """How long and how the models are trained."""
 
-    planned: ClassVar[frozenset[str]] = frozenset({"maxStaleness"})
+    planned: ClassVar[frozenset[str]] = frozenset({"maxStaleness", "mode: async"})
 
     steps: PositiveInt
     """Steps of the job: each generates, scores, trains and syncs once."""
@@ -59,8 +61,10 @@ class Rollout(ApiModel):
 class WeightSync(ApiModel):
     """How new weights reach the rollout engines."""
 
-    method: Literal["auto", "ipc", "broadcast"] = "auto"
-    """`ipc`: shared memory (CUDA IPC on GPUs), for a rollout in the policy's group; `auto` decides from the placement."""
+    planned: ClassVar[frozenset[str]] = frozenset({"verify", "method: broadcast"})
+
+    method: Literal["auto", "ipc"] = "auto"
+    """`ipc`: shared memory (CUDA IPC on GPUs), for a rollout in the policy's group; `auto`: as the placement asks."""
     bucket_mi_b: PositiveInt = Field(default=256, alias="bucketMiB")
     """Size of the buffer that weights travel through."""
 

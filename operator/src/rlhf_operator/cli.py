@@ -1,0 +1,155 @@
+"""The command line: `rlhf validate`, `rlhf plan` and `rlhf run`."""
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rlhf_api import FieldError, SpecError
+
+from rlhf_operator import run_folder
+from rlhf_operator.local import parse_mounts, plan_here, visible_gpus
+from rlhf_operator.manifest import read_manifest
+from rlhf_operator.plan import Plan, build_plan
+
+BAD_INPUT = 2
+"""Exit code for a mistake that is the user's to mend."""
+
+HELP = """Train language models with reinforcement learning from one manifest.
+
+\b
+  rlhf validate examples/*.yaml           is it right?
+  rlhf plan examples/01-quickstart.yaml   what would run where?
+  rlhf run examples/01-quickstart.yaml    train on this machine, into runs/quickstart
+
+All mistakes in a manifest are told at once, as `path: got X; expected Y. Fix: Z`, with exit code 2.
+"""
+
+app = typer.Typer(
+    help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+)
+File = Annotated[Path, typer.Argument(metavar="FILE", help="an RLHFJob manifest", show_default=False)]
+
+
+def main() -> None:
+    """Entry point of `rlhf`."""
+    app()
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version  # costs more than all of `rlhf validate`'s own work
+
+        typer.echo(f"rlhf {version('rlhf-operator')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    asked: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="show the version and exit")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def validate(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="RLHFJob manifests", show_default=False)],
+) -> None:
+    """Check manifests: their fields, how the fields fit together, and whether the roles fit on the pools."""
+    right = True
+    for file in files:
+        try:
+            with _told(file):
+                job = read_manifest(file)
+                build_plan(job, f"runs/{job.metadata.name}")
+                typer.echo(f"{file}: valid")
+        except typer.Exit:
+            right = False
+    if not right:
+        raise typer.Exit(BAD_INPUT)
+
+
+@app.command()
+def plan(file: File) -> None:
+    """Show what would run where, and why. Needs no cluster, no GPU and none of the manifest's files."""
+    with _told(file):
+        job = read_manifest(file)
+        made = build_plan(job, f"runs/{job.metadata.name}")
+    _print_plan(made)
+    batch, samples = made.config.data.batch_size, made.config.rollout.samples_per_prompt
+    mini_batch = made.config.algorithm.mini_batch_size or batch * samples
+    updates = made.config.algorithm.epochs * -(-batch * samples // mini_batch)
+    typer.echo(
+        f"Each of {made.config.training.steps} steps: {batch} prompts x {samples} = {batch * samples} samples, "
+        f"{updates} optimizer step{'s' * (updates > 1)}"
+    )
+
+
+@app.command()
+def run(
+    file: File,
+    mount: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=DIR", help="a folder in the place of a storage of the manifest; may be repeated"),
+    ] = None,
+    runs_dir: Annotated[Path, typer.Option(metavar="DIR", help="where run folders are made")] = Path("runs"),
+) -> None:
+    """Train on this machine.
+
+    The run's folder is DIR/<job's name>; the folder of an earlier run of that name is moved aside.
+    """
+    with _told(file):
+        mounts = parse_mounts(mount or [])
+        job = read_manifest(file)
+        folder = runs_dir.absolute() / job.metadata.name
+        made = plan_here(job, file.parent, mounts, folder, lambda: visible_gpus(os.environ))
+        _require_runtime()
+        moved = run_folder.prepare(folder)
+        config = run_folder.write(folder, made.job, made.config)
+    _print_plan(made)
+    if moved:
+        typer.echo(f"The earlier run's folder is now {moved}")
+    typer.echo(f"Run folder: {folder}")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "rlhf_runtime", str(config)])
+
+
+@contextmanager
+def _told(file: Path) -> Iterator[None]:
+    """Tell every problem of `file` on a line of its own, and exit."""
+    try:
+        yield
+    except SpecError as error:
+        for problem in error.errors:
+            typer.echo(problem if problem.path.startswith(str(file)) else f"{file}: {problem}", err=True)
+        raise typer.Exit(BAD_INPUT) from None
+
+
+def _require_runtime() -> None:
+    if importlib.util.find_spec("rlhf_runtime") is None:
+        fix = "install rlhf-runtime[cpu] or rlhf-runtime[gpu] beside rlhf-operator"
+        raise SpecError([FieldError("rlhf run", "no module rlhf_runtime", "the runtime on this machine", fix)])
+
+
+def _print_plan(made: Plan) -> None:
+    table = Table(title=f"{made.config.name}: who runs where", title_justify="left")
+    for heading in ("group", "pool", "device", "roles", "workers", "bundle", "strategy"):
+        table.add_column(heading, overflow="fold", justify="right" if heading == "workers" else "left")
+    for row in made.rows:
+        pool = f"{row.pool} ({row.nodes} node{'s' * (row.nodes > 1)})"
+        bundle = ", ".join(f"{row.bundle[key]:g} {key}" for key in ("CPU", "GPU") if key in row.bundle)
+        table.add_row(row.group, pool, row.device, ", ".join(row.roles), str(row.workers), bundle, row.strategy)
+    Console(markup=False, highlight=False).print(table)
+    sync = made.config.weight_sync
+    typer.echo(f"Weight sync: {sync.transport} ({sync.reason})")
+    for note in made.notes:
+        typer.echo(f"Note: {note}")

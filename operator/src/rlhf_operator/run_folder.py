@@ -1,0 +1,65 @@
+"""The folder of a run: nothing in it is ever overwritten, and one process at a time has it."""
+
+import fcntl
+import itertools
+import os
+from pathlib import Path
+
+from rlhf_api import FieldError, RLHFJob, RuntimeConfig, SpecError
+from ruamel.yaml import YAML
+
+LOCK = ".lock"
+
+
+def prepare(folder: Path) -> Path | None:
+    """Make an empty folder for a run, and hold it for as long as this process lives, programs that it becomes included.
+
+    Returns:
+        Where the folder of an earlier run of that name was moved: the first free of `NAME.1`, `NAME.2`, ...
+
+    Raises:
+        SpecError: when a run still has the folder, or it cannot be made.
+    """
+    try:
+        moved = _move_aside(folder) if folder.exists() else None
+        folder.mkdir(parents=True)
+        _lock(folder)
+    except BlockingIOError:
+        got, fix = f"{folder}, where a run is going on", "wait for it, stop it, or rename this job"
+        raise SpecError([FieldError("--runs-dir", got, "a free folder", fix)]) from None
+    except OSError as error:
+        got = f"{folder} ({error.strerror})"
+        raise SpecError([FieldError("--runs-dir", got, "a folder to write to", "choose another folder")]) from None
+    return moved
+
+
+def write(folder: Path, job: RLHFJob, config: RuntimeConfig) -> Path:
+    """Write the job with every default as `job.yaml`, and the runtime's config, whose path is returned."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # its stub says None
+    with (folder / "job.yaml").open("w", encoding="utf-8") as file:
+        yaml.dump(job.model_dump(mode="json", by_alias=True), file)
+    runtime = folder / "runtime.json"
+    runtime.write_text(config.model_dump_json(by_alias=True, indent=2) + "\n", encoding="utf-8")
+    return runtime
+
+
+def _move_aside(folder: Path) -> Path:
+    os.close(_lock(folder))
+    names = (folder.with_name(f"{folder.name}.{number}") for number in itertools.count(1))
+    free = next(name for name in names if not name.exists())
+    folder.rename(free)
+    return free
+
+
+def _lock(folder: Path) -> int:
+    """Lock a folder through a file descriptor that outlives `exec`."""
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    os.set_inheritable(descriptor, True)
+    return descriptor

@@ -1,0 +1,139 @@
+"""What one field cannot say alone: the checks between the fields of a job."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from rlhf_api import FieldError, RLHFJob, RLHFJobSpec
+from rlhf_api.placement import PlacementGroup
+from rlhf_api.pools import NodePool
+from rlhf_api.roles import ROLES, TORCH_ROLES
+
+Check = Callable[[RLHFJobSpec], Iterator[FieldError]]
+
+
+def validate(job: RLHFJob) -> list[FieldError]:
+    """Every problem of a job whose defaults were applied; pure. Whether bundles fit is `placement`'s to say."""
+    return [error for check in CHECKS for error in check(job.spec)]
+
+
+def groups_of(spec: RLHFJobSpec) -> list[tuple[str, PlacementGroup, NodePool | None]]:
+    """Each group with its path and its pool, None where there is no such pool."""
+    pools = {pool.name: pool for pool in reversed(spec.node_pools)}
+    groups = spec.placement.groups if spec.placement else []
+    return [(f"spec.placement.groups[{i}]", group, pools.get(group.pool)) for i, group in enumerate(groups)]
+
+
+def _unique_names(spec: RLHFJobSpec) -> Iterator[FieldError]:
+    lists: dict[str, Iterable[str]] = {
+        "spec.nodePools[{}].name": (pool.name for pool in spec.node_pools),
+        "spec.placement.groups[{}].name": (group.name for _, group, _ in groups_of(spec)),
+        "spec.rewards[{}].name": (reward.name for reward in spec.rewards),
+        "spec.storage[{}].name": (storage.name for storage in spec.storage),
+        "spec.storage[{}].mountPath": (storage.mount_path.rstrip("/") for storage in spec.storage),
+    }
+    for path, names in lists.items():
+        first: dict[str, int] = {}
+        for index, name in enumerate(names):
+            if first.setdefault(name, index) != index:
+                other = path.format(first[name])
+                yield FieldError(
+                    path.format(index), f"`{name}` again", f"another than {other}", "change one of the two"
+                )
+
+
+def _pools_exist(spec: RLHFJobSpec) -> Iterator[FieldError]:
+    names = ", ".join(pool.name for pool in spec.node_pools)
+    for path, group, pool in groups_of(spec):
+        if pool is None:
+            yield FieldError(f"{path}.pool", f"`{group.pool}`", f"one of {names}", "name a pool of spec.nodePools")
+
+
+def _every_role_once(spec: RLHFJobSpec) -> Iterator[FieldError]:
+    places: dict[str, str] = {}
+    for path, group, _ in groups_of(spec):
+        for index, role in enumerate(group.roles):
+            here = f"{path}.roles[{index}]"
+            if role in places:
+                yield FieldError(here, f"`{role}` again", "each role once", f"remove it here or at {places[role]}")
+            places.setdefault(role, here)
+    for role in ROLES:
+        if role not in places:
+            yield FieldError(
+                "spec.placement.groups", f"no `{role}`", "each role in one group", f"add `{role}` to a group's roles"
+            )
+
+
+def _rollout_beside_policy(spec: RLHFJobSpec) -> Iterator[FieldError]:
+    for path, group, _ in groups_of(spec):
+        if "rollout" in group.roles and "policy" not in group.roles:
+            fix = "put `rollout` in the policy's group: weights cannot be broadcast between groups yet"
+            yield FieldError(f"{path}.roles", "`rollout` without `policy`", "both in one group", fix)
+            if spec.weight_sync.method == "ipc":
+                apart = "`ipc` shares memory, which groups apart cannot: colocate them"
+                yield FieldError("spec.weightSync.method", "'ipc'", "rollout and policy in one group", apart)
+
+
+def _untruncated_sampling(spec: RLHFJobSpec) -> Iterator[FieldError]:
+    if spec.rollout.top_p != 1.0:
+        fix = "remove it: the trainer's log-probabilities are of the whole distribution, so ratios would be biased"
+        yield FieldError("spec.rollout.topP", str(spec.rollout.top_p), "1.0", fix)
+
+
+def _mini_batch_in_batch(spec: RLHFJobSpec) -> Iterator[FieldError]:
+    size, batch, samples = spec.algorithm.ppo.mini_batch_size, spec.data.batch_size, spec.rollout.samples_per_prompt
+    if size is not None and size > batch * samples:
+        expected = f"at most {batch * samples} (batchSize {batch} times samplesPerPrompt {samples})"
+        yield FieldError("spec.algorithm.ppo.miniBatchSize", str(size), expected, "lower it, or leave it out")
+
+
+def _sample_in_micro_batch(spec: RLHFJobSpec) -> Iterator[FieldError]:
+    prompt, response, most = (
+        spec.data.max_prompt_length,
+        spec.data.max_response_length,
+        spec.training.micro_batch_tokens,
+    )
+    if most < prompt + response:
+        expected = f"at least {prompt + response} (maxPromptLength {prompt} plus maxResponseLength {response})"
+        yield FieldError("spec.training.microBatchTokens", str(most), expected, "raise it, so that a sample fits")
+
+
+def _sample_in_positions(spec: RLHFJobSpec) -> Iterator[FieldError]:
+    tokens = spec.data.max_prompt_length + spec.data.max_response_length
+    models = {"policy": spec.models.policy, "critic": spec.models.critic, "reference": spec.models.reference}
+    for role, model in models.items():
+        positions = model.random.config.get("max_position_embeddings") if model and model.random else None
+        if isinstance(positions, int) and positions < tokens:
+            path = f"spec.models.{role}.random.config.max_position_embeddings"
+            expected = f"at least {tokens} (maxPromptLength plus maxResponseLength)"
+            yield FieldError(path, str(positions), expected, "raise it, or lower spec.data.maxResponseLength")
+
+
+def _gpus_of_workers(spec: RLHFJobSpec) -> Iterator[FieldError]:
+    for path, group, pool in groups_of(spec):
+        gpus = group.gpus_per_worker or 0.0
+        here = f"{path}.gpusPerWorker"
+        computing = sorted(TORCH_ROLES.union({"rollout"}).intersection(group.roles))
+        if pool is None or (gpus == 0 and not (pool.device == "cuda" and computing)):
+            continue
+        if gpus == 0:
+            fix = "give them a GPU, or a pool with `device: cpu`"
+            yield FieldError(here, "0", f"GPUs for {', '.join(computing)} on the `cuda` pool {pool.name}", fix)
+        elif gpus > 1 and (pool.device == "cuda" or not gpus.is_integer()):
+            yield FieldError(here, f"{gpus:g}", "at most 1: a worker computes on one GPU", "use 1, and more workers")
+        elif round(gpus, 4) != gpus:
+            yield FieldError(here, f"{gpus:g}", "at most four decimals, as Ray counts", "round it down")
+        elif pool.device == "cuda" and group.workers > 1 and gpus <= 0.5 and TORCH_ROLES.intersection(group.roles):
+            fix = "use 1, or one worker: NCCL refuses two ranks on one GPU"
+            yield FieldError(here, f"{gpus:g} for {group.workers} ranks", "more than half a GPU a rank", fix)
+
+
+CHECKS: tuple[Check, ...] = (
+    _unique_names,
+    _pools_exist,
+    _every_role_once,
+    _rollout_beside_policy,
+    _untruncated_sampling,
+    _mini_batch_in_batch,
+    _sample_in_micro_batch,
+    _sample_in_positions,
+    _gpus_of_workers,
+)
