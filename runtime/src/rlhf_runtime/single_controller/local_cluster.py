@@ -1,0 +1,117 @@
+"""Ray for one run: the nodes of the config on this machine, or the cluster that is there."""
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import ray
+from ray.cluster_utils import Cluster
+from rlhf_api.runtime_config import LocalNode
+
+from rlhf_runtime.errors import InfrastructureError
+
+_OBJECT_STORE_BYTES = 256 * 2**20
+"""Most memory of a local node's object store; what does not fit goes to disk."""
+
+
+@dataclass(frozen=True)
+class NodeArguments:
+    """A local node as Ray's start functions take it."""
+
+    num_cpus: float
+    num_gpus: float
+    resources: dict[str, float]
+    """Custom resources."""
+
+    @classmethod
+    def of(cls, node: LocalNode) -> Self:
+        """Exactly the resources of the node: what it does not name is zero, never detected."""
+        custom = {key: amount for key, amount in node.resources.items() if key not in ("CPU", "GPU")}
+        return cls(node.resources.get("CPU", 0.0), node.resources.get("GPU", 0.0), custom)
+
+
+def worker_environment(python_path: Sequence[str], env_vars: Mapping[str, str]) -> dict[str, str]:
+    """Environment of all workers: `python_path` goes before the driver's own PYTHONPATH."""
+    if not python_path:
+        return dict(env_vars)
+    inherited = os.environ.get("PYTHONPATH", "")
+    path = os.pathsep.join([*python_path, *([inherited] if inherited else [])])
+    return {**env_vars, "PYTHONPATH": path}
+
+
+class LocalCluster:
+    """A connection to Ray, and the nodes behind it where they were started here. A context manager.
+
+    Args:
+        nodes: Nodes to start on this machine; none joins the cluster that is there.
+        python_path: Folders put on the workers' path.
+        env_vars: Environment of all workers.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[LocalNode] | None,
+        python_path: Sequence[str] = (),
+        env_vars: Mapping[str, str] | None = None,
+    ):
+        self._nodes = None if nodes is None else [NodeArguments.of(node) for node in nodes]
+        self._environment = worker_environment(python_path, env_vars or {})
+        self._cluster: Cluster | None = None
+
+    def start(self) -> None:
+        """Start the nodes and connect.
+
+        Raises:
+            InfrastructureError: when Ray cannot be started or found.
+        """
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        logging.getLogger("ray").setLevel(logging.ERROR)
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+        if self._environment:
+            options["runtime_env"] = {"env_vars": self._environment}
+        try:
+            if self._nodes is None:
+                ray.init(address="auto", **options)
+            elif len(self._nodes) == 1:
+                ray.init(**options, **_start_arguments(self._nodes[0]), include_dashboard=False)
+            else:
+                self._start_nodes()
+                ray.init(address=self._cluster.address, **options)  # type: ignore[union-attr]
+        except (ConnectionError, OSError, RuntimeError) as error:
+            self.shutdown()
+            where = "in reach" if self._nodes is None else "on this machine"
+            raise InfrastructureError(
+                f"Ray: got {error}; expected a cluster {where}. Fix: look at Ray's logs, by default below /tmp/ray"
+            ) from error
+
+    def _start_nodes(self) -> None:
+        self._cluster = Cluster()
+        for index, node in enumerate(self._nodes or []):
+            head = {"include_dashboard": False} if index == 0 else {}
+            self._cluster.add_node(wait=False, **_start_arguments(node), **head)
+        self._cluster.wait_for_nodes()
+
+    def shutdown(self) -> None:
+        """Disconnect, and end what was started here."""
+        ray.shutdown()
+        if self._cluster is not None:
+            self._cluster.shutdown()
+            self._cluster = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.shutdown()
+
+
+def _start_arguments(node: NodeArguments) -> dict[str, Any]:
+    return {
+        "num_cpus": node.num_cpus,
+        "num_gpus": node.num_gpus,
+        "resources": node.resources,
+        "object_store_memory": _OBJECT_STORE_BYTES,
+    }

@@ -1,0 +1,199 @@
+"""Resource pools: placement groups that are checked against the cluster before they are made."""
+
+import time
+from collections.abc import Mapping, Sequence
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from rlhf_api.placement import Strategy, capacity, fits
+from rlhf_api.roles import Role
+from rlhf_api.runtime_config import WorkerGroup
+
+from rlhf_runtime.errors import PlacementError
+
+_NODES_SHOWN = 8
+
+_RULES: dict[Strategy, str] = {
+    "STRICT_PACK": "all on one node",
+    "STRICT_SPREAD": "each on a node of its own",
+    "PACK": "on as few nodes as possible",
+    "SPREAD": "on as many nodes as possible",
+}
+
+
+class RayResourcePool:
+    """Equal bundles, one a worker, held as one placement group.
+
+    Args:
+        name: The group's name, for messages.
+        workers: How many bundles.
+        bundle: Ray resources of each.
+        strategy: How they spread over nodes.
+    """
+
+    def __init__(self, name: str, workers: int, bundle: Mapping[str, float], strategy: Strategy):
+        self.name = name
+        self.workers = workers
+        self.bundle = {key: float(need) for key, need in bundle.items() if need > 0}
+        self.strategy = strategy
+        self._group: PlacementGroup | None = None
+
+    @property
+    def placement_group(self) -> PlacementGroup:
+        """Ray's placement group.
+
+        Raises:
+            PlacementError: when the pool was not created, or was removed.
+        """
+        if self._group is None:
+            raise PlacementError(f"placement group `{self.name}`: got none; expected one. Fix: call create() first")
+        return self._group
+
+    def create(self, timeout_seconds: float) -> None:
+        """Reserve the bundles.
+
+        Raises:
+            PlacementError: when the cluster could never hold them, before anything is made; or when they were not had
+                in time, after the request was withdrawn.
+        """
+        self.check(_cluster_nodes())
+        self.request()
+        self.wait(timeout_seconds)
+
+    def check(self, nodes: Mapping[str, Mapping[str, float]]) -> None:
+        """Refuse a group that nodes of these total resources, by address, could never hold.
+
+        Raises:
+            PlacementError: with need and have per bundle and node.
+        """
+        if fits(list(nodes.values()), self.bundle, self.workers, self.strategy):
+            return
+        held = sorted(nodes.items(), key=lambda node: -capacity(node[1], self.bundle))
+        have = [
+            f"{address} ({_resources({key: node.get(key, 0.0) for key in self.bundle})}) room for "
+            f"{capacity(node, self.bundle)}"
+            for address, node in held[:_NODES_SHOWN]
+        ]
+        if len(held) > _NODES_SHOWN:
+            have.append(f"{len(held) - _NODES_SHOWN} more nodes no more than that")
+        raise PlacementError(
+            f"placement group `{self.name}`: got {'; '.join(have) or 'no node'}; expected room for {self._need}. "
+            f"Fix: add nodes or resources, or ask for fewer workers or another strategy"
+        )
+
+    def request(self) -> None:
+        """Ask Ray for the bundles without waiting."""
+        self._group = placement_group([self.bundle] * self.workers, strategy=self.strategy, name=self.name)
+
+    def wait(self, timeout_seconds: float) -> None:
+        """Wait until the bundles are reserved.
+
+        Raises:
+            PlacementError: when they are not in time; the request is withdrawn then.
+        """
+        if self.placement_group.wait(max(timeout_seconds, 0.0)):
+            return
+        self.remove()
+        free = ray.available_resources()
+        have = _resources({key: free.get(key, 0.0) for key in self.bundle})
+        raise PlacementError(
+            f"placement group `{self.name}`: got {have} free in the whole cluster after {timeout_seconds:.0f} s; "
+            f"expected room for {self._need}. Fix: wait for other work to end, add nodes, or raise the time-out"
+        )
+
+    def remove(self) -> None:
+        """Give the bundles back, killing what runs in them."""
+        if self._group is not None:
+            remove_placement_group(self._group)
+            self._group = None
+
+    @property
+    def bundle_nodes(self) -> list[str]:
+        """Id of the node that holds each bundle, by bundle index."""
+        nodes = placement_group_table(self.placement_group)["bundles_to_node_id"]
+        return [nodes[index] for index in range(self.workers)]
+
+    def node_address(self, bundle: int) -> str:
+        """Address of the node that holds a bundle."""
+        wanted = self.bundle_nodes[bundle]
+        return next(node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == wanted)
+
+    @property
+    def _need(self) -> str:
+        bundles = "bundle" if self.workers == 1 else "bundles"
+        return f"{self.workers} {bundles} of {_resources(self.bundle)} under {self.strategy} ({_RULES[self.strategy]})"
+
+
+class ResourcePoolManager:
+    """The pools of a job, and which role runs on which.
+
+    Args:
+        groups: The worker groups of the job; each becomes a pool.
+        timeout_seconds: How long all of them together may take to be ready.
+    """
+
+    def __init__(self, groups: Sequence[WorkerGroup], timeout_seconds: float):
+        self._groups = list(groups)
+        self._timeout = timeout_seconds
+        self.pools = {
+            group.name: RayResourcePool(group.name, group.workers, group.bundle, group.strategy) for group in groups
+        }
+
+    def create(self) -> None:
+        """Reserve all pools, or none.
+
+        Raises:
+            PlacementError: naming the first pool that the cluster cannot hold, alone or beside the others.
+        """
+        nodes = _cluster_nodes()
+        for pool in self.pools.values():
+            pool.check(nodes)
+        _check_together(list(self.pools.values()), nodes)
+        deadline = time.monotonic() + self._timeout
+        try:
+            for pool in self.pools.values():
+                pool.request()
+            for pool in self.pools.values():
+                pool.wait(deadline - time.monotonic())
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def pool(self, role: Role) -> RayResourcePool:
+        """The pool that a role runs on."""
+        return self.pools[next(group.name for group in self._groups if role in group.roles)]
+
+    def shutdown(self) -> None:
+        """Give all pools back."""
+        for pool in self.pools.values():
+            pool.remove()
+
+
+def _check_together(pools: Sequence[RayResourcePool], nodes: Mapping[str, Mapping[str, float]]) -> None:
+    """Refuse pools that compete for the same nodes and ask for more than those have.
+
+    Pools that can only live on some nodes must fit those in sum. It never refuses what fits; fragments that no sum
+    shows are left to the bounded wait.
+    """
+    homes = [frozenset(name for name, node in nodes.items() if capacity(node, pool.bundle)) for pool in pools]
+    for home in set(homes):
+        inside = [pool for pool, other in zip(pools, homes, strict=True) if other <= home]
+        for key in {key for pool in inside for key in pool.bundle}:
+            need = sum(pool.workers * pool.bundle.get(key, 0.0) for pool in inside)
+            have = sum(nodes[name].get(key, 0.0) for name in home)
+            if need > have + 1e-6:
+                wants = ", ".join(f"`{pool.name}` {pool.workers} of {_resources(pool.bundle)}" for pool in inside)
+                raise PlacementError(
+                    f"placement groups {wants}: got {have:g} {key} on the {len(home)} nodes that they share; expected "
+                    f"{need:g}. Fix: add nodes or resources, or ask for fewer workers"
+                )
+
+
+def _cluster_nodes() -> dict[str, dict[str, float]]:
+    """Total resources of the nodes that are alive, by a name that is told to people."""
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    return {f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}": node["Resources"] for node in alive}
+
+
+def _resources(resources: Mapping[str, float]) -> str:
+    return "{" + ", ".join(f"{key}: {amount:g}" for key, amount in resources.items()) + "}"
