@@ -1,0 +1,115 @@
+"""Losses of PPO, as sums over tokens: the caller divides by the token count of all ranks and micro-batches.
+
+Every function takes a mask; masked slots reach neither value nor gradient.
+Source: Schulman et al., "Proximal Policy Optimization Algorithms", arXiv:1707.06347.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from rlhf_api.algorithm import ClipRange
+
+from rlhf_runtime.algorithms.kl import LOG_RATIO_LIMIT, kl_divergence, log_ratio
+from rlhf_runtime.algorithms.masking import masked
+
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    """The clipped policy loss and what is watched beside it; scalars, the last three without gradient."""
+
+    loss: torch.Tensor
+    """Sum over tokens."""
+    clipped: torch.Tensor
+    """How many tokens the clip holds back."""
+    kl: torch.Tensor
+    """Sum of k3(old policy || new policy)."""
+    ratio_deviation: torch.Tensor
+    """Largest |ratio - 1|."""
+
+
+@dataclass(frozen=True)
+class ValueLoss:
+    """The value loss; scalars."""
+
+    loss: torch.Tensor
+    """Sum over tokens."""
+    clipped: torch.Tensor
+    """How many tokens the clip holds back, without gradient."""
+
+
+def policy_loss(
+    log_probs: torch.Tensor,
+    old_log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    clip: ClipRange,
+) -> PolicyLoss:
+    """The clipped surrogate: `sum -min(ratio A, clamp(ratio, 1 - low, 1 + high) A)` with `ratio = exp(new - old)`.
+
+    The exponent is limited to ±`LOG_RATIO_LIMIT`, beyond which the gradient is 0.
+
+    Args:
+        log_probs: [...] log-probabilities under the policy in training.
+        old_log_probs: [...] and under the policy that the batch was taken from.
+        advantages: [...] advantage of each token.
+        mask: [...] bool, the tokens that count.
+        clip: How far the ratio may move below and above 1.
+    """
+    log_probs, old_log_probs = masked(log_probs, mask), masked(old_log_probs, mask)
+    advantages = masked(advantages, mask)
+    ratio = log_ratio(log_probs, old_log_probs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    surrogate = ratio * advantages
+    clipped = ratio.clamp(1 - clip.low, 1 + clip.high) * advantages
+    with torch.no_grad():
+        held = (clipped < surrogate).sum()
+        kl = kl_divergence(old_log_probs, log_probs, "k3").sum()
+        deviation = torch.zeros_like(kl) if ratio.numel() == 0 else (ratio - 1).abs().max()
+    return PolicyLoss(-torch.minimum(surrogate, clipped).sum(), held, kl, deviation)
+
+
+def value_loss(
+    values: torch.Tensor,
+    old_values: torch.Tensor,
+    returns: torch.Tensor,
+    mask: torch.Tensor,
+    clip_range: float | None,
+) -> ValueLoss:
+    """`sum max((v - R)^2, (clamp(v, old - c, old + c) - R)^2) / 2`, or the first term alone where `c` is None.
+
+    Args:
+        values: [...] values of the critic in training.
+        old_values: [...] values that the advantages were made with.
+        returns: [...] targets R.
+        mask: [...] bool, the tokens that count.
+        clip_range: c.
+    """
+    values, old_values, returns = (masked(column, mask) for column in (values, old_values, returns))
+    error = (values - returns).square()
+    if clip_range is None:
+        return ValueLoss(error.sum() / 2, error.new_zeros(()).detach())
+    near = values.clamp(old_values - clip_range, old_values + clip_range)
+    clipped = (near - returns).square()
+    return ValueLoss(torch.maximum(error, clipped).sum() / 2, (clipped > error).sum())
+
+
+def score_tokens(
+    logits: torch.Tensor, tokens: torch.Tensor, temperature: float, entropy_gradient: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a softmax at a temperature says about tokens.
+
+    Args:
+        logits: [N, V].
+        tokens: [N] int64.
+        temperature: Divides the logits; the one that the tokens were sampled at.
+        entropy_gradient: Whether entropies carry a gradient, which holds one more [N, V] in memory.
+
+    Returns:
+        log-probabilities [N] of the tokens, and entropies [N] in nats; float32 at least.
+    """
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    log_softmax = torch.log_softmax(logits.to(dtype) / temperature, dim=-1)
+    log_probs = -torch.nn.functional.nll_loss(log_softmax, tokens, reduction="none")
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+        # the limit makes a token of probability 0 add 0, where exp(-inf) * -inf would be NaN
+        entropy = -(log_softmax.exp() * log_softmax.clamp(min=torch.finfo(dtype).min)).sum(-1)
+    return log_probs, entropy

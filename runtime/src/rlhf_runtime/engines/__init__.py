@@ -1,0 +1,1 @@
+"""What computes with a model: torch trains and scores, vLLM generates."""

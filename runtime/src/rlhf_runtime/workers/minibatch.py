@@ -1,0 +1,77 @@
+"""What policy, critic and reference share: from a batch to sequences, mini-batches and masks."""
+
+import math
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+
+from rlhf_runtime.engines.sequences import Sequences
+from rlhf_runtime.protocol import VALID, DataProto
+from rlhf_runtime.ragged import from_values, lengths
+
+
+def sequences_of(batch: DataProto) -> Sequences:
+    """The prompts and responses of a batch."""
+    return Sequences(batch.batch["prompt_ids"].unbind(), batch.batch["response_ids"].unbind())
+
+
+def token_mask(batch: DataProto) -> torch.Tensor:
+    """Which response tokens count, flat [N] bool: those of padding rows do not."""
+    counts = lengths(batch.batch["response_ids"])
+    if VALID not in batch.columns:
+        return torch.ones(int(counts.sum()), dtype=torch.bool)
+    return batch.batch[VALID].repeat_interleave(counts)
+
+
+def per_token(batch: DataProto, columns: dict[str, torch.Tensor]) -> DataProto:
+    """Flat columns [N] as ragged ones [B, R*] beside the batch's responses."""
+    counts = lengths(batch.batch["response_ids"])
+    return DataProto.from_dict({name: from_values(values, counts) for name, values in columns.items()})
+
+
+def mini_batches(batch: DataProto, size: int | None, epochs: int, world_size: int) -> Iterator[DataProto]:
+    """This rank's parts of each mini-batch, in row order, `epochs` times over; as many on every rank.
+
+    Args:
+        batch: This rank's rows, as many as every other rank has.
+        size: Samples of a mini-batch over all ranks, rounded up to a multiple of them; None takes all.
+        epochs: Passes over the batch.
+        world_size: Ranks.
+    """
+    rows = torch.arange(len(batch))
+    parts = rows.split(len(rows) if size is None else math.ceil(size / world_size))
+    for _ in range(epochs):
+        for part in parts:
+            yield batch if len(parts) == 1 else batch.select_rows(part)
+
+
+def count_over_ranks(mask: torch.Tensor) -> int:
+    """How many slots of the masks of all ranks are true."""
+    count = mask.sum()
+    dist.all_reduce(count)
+    return int(count)
+
+
+class Totals:
+    """Sums over micro-batches, mini-batches and ranks.
+
+    Args:
+        device: Where they are kept.
+        names: What is summed.
+    """
+
+    def __init__(self, device: torch.device, *names: str) -> None:
+        self._names = names
+        self._sums = torch.zeros(len(names), dtype=torch.float64, device=device)
+
+    def add(self, *values: torch.Tensor | float) -> None:
+        """Add one value to each sum, in the order of the names."""
+        with torch.no_grad():
+            self._sums += torch.stack([torch.as_tensor(value).to(self._sums) for value in values])
+
+    def over_ranks(self) -> dict[str, float]:
+        """The sums over all ranks, by name. All ranks call it."""
+        sums = self._sums.clone()
+        dist.all_reduce(sums)
+        return dict(zip(self._names, sums.tolist(), strict=True))

@@ -1,0 +1,135 @@
+"""The policy: the model that is trained."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rlhf_api import RuntimeConfig
+
+from rlhf_runtime.algorithms.kl import kl_divergence
+from rlhf_runtime.algorithms.losses import policy_loss
+from rlhf_runtime.algorithms.masking import masked
+from rlhf_runtime.engines.torch_engine import PREFIX, TorchEngine
+from rlhf_runtime.models import materialize
+from rlhf_runtime.preflight import model_cache
+from rlhf_runtime.protocol import DataProto
+from rlhf_runtime.single_controller.decorator import Dispatch, register
+from rlhf_runtime.single_controller.worker import Worker
+from rlhf_runtime.weight_sync import SendReport
+from rlhf_runtime.workers.minibatch import (
+    Totals,
+    count_over_ranks,
+    mini_batches,
+    per_token,
+    sequences_of,
+    token_mask,
+)
+
+
+class PolicyWorker(Worker):
+    """One rank of the policy."""
+
+    def __init__(self, config: RuntimeConfig) -> None:
+        self.ppo = config.algorithm
+        self.sync = config.weight_sync
+        self.needs = ["old_log_probs", "advantages"]
+        if self.ppo.kl.location == "loss" and self.ppo.kl.coefficient > 0:
+            self.needs.append("ref_log_probs")
+        self.engine = TorchEngine(
+            materialize(config.models.policy, model_cache(config)),
+            head="lm",
+            device=self.device,
+            micro_batch_tokens=config.training.micro_batch_tokens,
+            optimizer=config.training.policy_optimizer,
+            temperature=config.rollout.temperature,
+            entropy_gradient=config.algorithm.entropy_coefficient > 0,
+        )
+
+    @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def compute_log_probs(self, batch: DataProto) -> DataProto:
+        """`old_log_probs` and `entropy`, ragged [B, R*] float32, at the sampling temperature."""
+        log_probs, entropy = self.engine.score(sequences_of(batch))
+        return per_token(batch, {"old_log_probs": log_probs, "entropy": entropy})
+
+    @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def update(self, batch: DataProto) -> dict[str, float]:
+        """Train on `old_log_probs`, `advantages`, and `ref_log_probs` where the KL is part of the loss.
+
+        Returns:
+            The same metrics on every rank: means over tokens of all steps, means over steps of `grad_norm`, the last
+            step's `learning_rate`, and as `ratio_max_deviation` the largest |ratio - 1| of the first step, which is 0
+            but for rounding.
+
+        Raises:
+            NumericalError: when loss or gradient is not finite.
+        """
+        totals = Totals(self.device, "tokens", "loss", "clipped", "kl", "steps", "grad_norm")
+        first = torch.zeros((), device=self.device)
+        parts = mini_batches(batch, self.ppo.mini_batch_size, self.ppo.epochs, self.world_size)
+        for index, part in enumerate(parts):
+            deviation = self._train(part, totals)
+            first = deviation if index == 0 else first
+        dist.all_reduce(first, op=dist.ReduceOp.MAX)
+        sums = totals.over_ranks()
+        tokens = max(sums["tokens"], 1.0)
+        return {
+            "policy_loss": sums["loss"] / tokens,
+            "clip_fraction": sums["clipped"] / tokens,
+            "approx_kl": sums["kl"] / tokens,
+            "ratio_max_deviation": first.item(),
+            "grad_norm": sums["grad_norm"] / max(sums["steps"], 1.0),
+            "learning_rate": self.engine.learning_rate,
+        }
+
+    def _train(self, batch: DataProto, totals: Totals) -> torch.Tensor:
+        """One optimizer step; this rank's largest |ratio - 1|, a scalar."""
+        mask = token_mask(batch).to(self.device)
+        deviation = torch.zeros((), device=self.device)
+        tokens = count_over_ranks(mask)
+        if tokens == 0:
+            return deviation
+        flat = {name: batch.batch[name].values().to(self.device) for name in self.needs}
+
+        def loss(outputs: tuple[torch.Tensor, ...], at: torch.Tensor) -> torch.Tensor:
+            counted = mask[at]
+            log_probs, entropy = (masked(output, counted) for output in outputs)
+            part = policy_loss(
+                log_probs, flat["old_log_probs"][at], flat["advantages"][at], counted, self.ppo.clip_range
+            )
+            totals.add(counted.sum(), part.loss, part.clipped, part.kl, 0.0, 0.0)
+            torch.maximum(deviation, part.ratio_deviation, out=deviation)
+            total = part.loss - self.ppo.entropy_coefficient * entropy.sum()
+            if "ref_log_probs" in flat:
+                reference = masked(flat["ref_log_probs"][at], counted)
+                total += self.ppo.kl.coefficient * kl_divergence(log_probs, reference, self.ppo.kl.estimator).sum()
+            return total / tokens
+
+        step = self.engine.train_step(sequences_of(batch), loss)
+        totals.add(0.0, 0.0, 0.0, 0.0, 1.0, step.grad_norm)
+        return deviation
+
+    @register(Dispatch.ONE_TO_ALL)
+    def connect_engines(self, engines: list[Any]) -> None:
+        """Join the rollout engines, given by their actor handles, to receive this policy's weights.
+
+        Raises:
+            WeightSyncError: when they cannot be reached over the config's path.
+        """
+        from rlhf_runtime.weight_sync.sender import WeightSender  # brings vLLM: ten seconds that only this call needs
+
+        self._sender = WeightSender(self.engine.module, PREFIX, self.sync, engines, self.rank)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def send_weights(self) -> SendReport:
+        """Send the weights to every connected engine.
+
+        Raises:
+            WeightSyncError: when an engine could not take them.
+        """
+        return self._sender.send()
+
+    @register(Dispatch.ONE_TO_ALL)
+    def export(self, folder: str) -> None:
+        """Write the policy as a Hugging Face folder."""
+        self.engine.export(Path(folder))

@@ -1,0 +1,30 @@
+"""The reference: the frozen model that KL is measured against."""
+
+from rlhf_api import RuntimeConfig
+
+from rlhf_runtime.engines.torch_engine import TorchEngine
+from rlhf_runtime.models import materialize
+from rlhf_runtime.preflight import model_cache
+from rlhf_runtime.protocol import DataProto
+from rlhf_runtime.single_controller.decorator import Dispatch, register
+from rlhf_runtime.single_controller.worker import Worker
+from rlhf_runtime.workers.minibatch import per_token, sequences_of
+
+
+class ReferenceWorker(Worker):
+    """One rank of the reference."""
+
+    def __init__(self, config: RuntimeConfig) -> None:
+        self.engine = TorchEngine(
+            materialize(config.models.reference, model_cache(config)),
+            head="lm",
+            device=self.device,
+            micro_batch_tokens=config.training.micro_batch_tokens,
+            temperature=config.rollout.temperature,
+        )
+
+    @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def compute_log_probs(self, batch: DataProto) -> DataProto:
+        """Add `ref_log_probs`, ragged [B, R*] float32, at the sampling temperature; the other columns stay behind."""
+        log_probs, _ = self.engine.score(sequences_of(batch))
+        return per_token(batch, {"ref_log_probs": log_probs})

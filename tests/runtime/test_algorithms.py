@@ -1,0 +1,234 @@
+"""The algorithms against slow float64 references, and where numbers are extreme, masked or missing."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rlhf_api.algorithm import ClipRange
+from rlhf_runtime.algorithms.advantages import gae, token_rewards
+from rlhf_runtime.algorithms.kl import kl_divergence
+from rlhf_runtime.algorithms.losses import policy_loss, score_tokens, value_loss
+from rlhf_runtime.algorithms.masking import masked_mean, masked_sum, whiten
+
+CLIP = ClipRange(low=0.2, high=0.3)
+DTYPES = [torch.float16, torch.bfloat16, torch.float32]
+BAD = [math.nan, math.inf, -math.inf]
+quick = settings(max_examples=40, deadline=None)
+
+
+@st.composite
+def rows(draw: st.DrawFn, columns: int) -> tuple[torch.Tensor, ...]:
+    """`columns` float64 tensors [B, T] and a mask."""
+    size, width = draw(st.integers(1, 3)), draw(st.integers(1, 6))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    spread = draw(st.sampled_from([0.1, 1.0, 3.0]))
+    tensors = torch.randn(columns, size, width, generator=generator, dtype=torch.float64) * spread
+    draws = torch.rand(size, width, generator=generator)
+    return *tensors.unbind(), draws < draw(st.sampled_from([0.0, 0.5, 1.0]))
+
+
+def slow_gae(rewards: list[float], values: list[float], gamma: float, lambda_: float) -> list[float]:
+    """Each advantage as the explicit sum over all later deltas."""
+    following = [*values, 0.0][1:]
+    deltas = [r + gamma * n - v for r, n, v in zip(rewards, following, values, strict=True)]
+    return [
+        sum((gamma * lambda_) ** (later - start) * deltas[later] for later in range(start, len(deltas)))
+        for start in range(len(deltas))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("gamma", "lambda_", "expected"),
+    [(1.0, 1.0, [6, 5, 3]), (0.5, 1.0, [2.75, 3.5, 3]), (1.0, 0.5, [3.625, 4.25, 3])],
+)
+def test_gae_returns_known_numbers(gamma: float, lambda_: float, expected: list[float]) -> None:
+    rewards, values = torch.tensor([[1.0, 2, 3]]), torch.tensor([[0.5, 1, 1.5]])
+    advantages, returns = gae(rewards, values, torch.ones(1, 3, dtype=torch.bool), gamma, lambda_)
+    torch.testing.assert_close(returns, torch.tensor([expected]).float(), atol=1e-4, rtol=0)
+    torch.testing.assert_close(advantages, returns - values)
+
+
+@quick
+@given(rows(2), st.floats(0, 1), st.floats(0, 1))
+def test_gae_is_that_of_each_row_without_its_masked_slots(data, gamma: float, lambda_: float) -> None:
+    rewards, values, mask = data
+    poisoned = values.masked_fill(~mask, math.nan)
+    advantages, returns = gae(rewards.masked_fill(~mask, math.inf), poisoned, mask, gamma, lambda_)
+    for row, kept in enumerate(mask):
+        expected = slow_gae(rewards[row][kept].tolist(), values[row][kept].tolist(), gamma, lambda_)
+        torch.testing.assert_close(advantages[row][kept], torch.tensor(expected, dtype=torch.float64))
+    torch.testing.assert_close(returns[mask], (advantages + values)[mask])
+    assert not advantages[~mask].any()
+    assert not returns[~mask].any()
+
+
+def test_the_score_lands_on_the_last_token_and_kl_on_each() -> None:
+    mask = torch.tensor([[True, True, False], [True, True, True], [False, False, False]])
+    kl = torch.tensor([[1.0, 2, math.nan], [0, 1, 0], [math.inf, 0, 0]])
+    rewards = token_rewards(torch.tensor([10.0, 20, 30]), kl, mask, coefficient=0.5)
+    torch.testing.assert_close(rewards, torch.tensor([[-0.5, 9, 0], [0, -0.5, 20], [0, 0, 0]]))
+
+
+def test_token_means_do_not_depend_on_how_rows_are_cut() -> None:
+    values = torch.tensor([[1.0, 2, 0], [3, 4, 5], [7, 0, 0]])
+    mask = torch.arange(3) < torch.tensor([[2], [3], [1]])
+    assert masked_mean(values, mask).item() == pytest.approx(22 / 6)
+    parts = sum(masked_sum(row, kept) for row, kept in zip(values, mask, strict=True)) / mask.sum()
+    assert parts.item() == pytest.approx(22 / 6)
+
+
+@quick
+@given(rows(1))
+def test_whitened_values_have_mean_0_and_variance_1(data) -> None:
+    values, mask = data
+    white = whiten(values.masked_fill(~mask, math.nan), mask)
+    kept = white[mask]
+    assert torch.isfinite(white).all()
+    assert not white[~mask].any()
+    if mask.sum() > 1 and values[mask].std() > 0.01:
+        assert kept.mean().item() == pytest.approx(0, abs=1e-6)
+        assert kept.std(correction=0).item() == pytest.approx(1, abs=1e-3)
+
+
+def reference_kl(log_probs: torch.Tensor, ref: torch.Tensor, estimator: str) -> torch.Tensor:
+    r = log_probs - ref
+    return {"k1": r, "k2": 0.5 * r * r, "k3": torch.exp(-r) - 1 + r}[estimator]
+
+
+@quick
+@given(rows(2), st.sampled_from(["k1", "k2", "k3"]))
+def test_kl_and_its_gradient_follow_the_formula(data, estimator) -> None:
+    log_probs, ref, _ = data
+    ours, theirs = log_probs.clone().requires_grad_(), log_probs.clone().requires_grad_()
+    mine, expected = kl_divergence(ours, ref, estimator), reference_kl(theirs, ref, estimator)
+    torch.testing.assert_close(mine, expected)
+    mine.sum().backward()
+    expected.sum().backward()
+    torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_kl_estimates_the_true_divergence(estimator: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    policy = torch.randn(8, generator=generator).mul(0.3).log_softmax(-1)
+    reference = policy.add(torch.randn(8, generator=generator).mul(0.1)).log_softmax(-1)
+    truth = (policy.exp() * (policy - reference)).sum()
+    estimate = (policy.exp() * kl_divergence(policy, reference, estimator)).sum()  # the exact expectation
+    assert estimate.item() == pytest.approx(truth.item(), rel=0.2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("gap", [1e3, -1e3])
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3", "policy"])
+def test_huge_log_ratios_give_finite_values_and_gradients(dtype, gap: float, advantage: float, kind: str) -> None:
+    log_probs = torch.tensor([gap / 2, -1.0], dtype=dtype, requires_grad=True)
+    old = torch.tensor([-gap / 2, -1.5], dtype=dtype)
+    if kind == "policy":
+        part = policy_loss(log_probs, old, torch.full((2,), advantage), torch.tensor([True, True]), CLIP)
+        assert torch.isfinite(part.kl)
+        assert torch.isfinite(part.ratio_deviation)
+        loss = part.loss
+    else:
+        loss = kl_divergence(log_probs, old, kind).sum()
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert torch.isfinite(log_probs.grad).all()
+
+
+def slow_policy_loss(new: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor):
+    """Token by token; the loss, and how many tokens have no gradient because of the clip."""
+    loss, held = new.new_zeros(()), 0
+    for n, o, a in zip(new[mask], old[mask], advantages[mask], strict=True):
+        ratio = torch.exp(n - o)
+        if (a > 0 and ratio > 1 + CLIP.high) or (a < 0 and ratio < 1 - CLIP.low):
+            loss = loss - a * (1 + CLIP.high if a > 0 else 1 - CLIP.low)
+            held += 1
+        else:
+            loss = loss - ratio * a
+    return loss, held
+
+
+@quick
+@given(rows(3))
+def test_policy_loss_and_its_gradient_follow_the_paper(data) -> None:
+    new, old, advantages, mask = data
+    ours, theirs = new.clone().requires_grad_(), new.clone().requires_grad_()
+    part = policy_loss(ours, old.masked_fill(~mask, math.nan), advantages, mask, CLIP)
+    expected, held = slow_policy_loss(theirs, old, advantages, mask)
+    torch.testing.assert_close(part.loss, expected)
+    assert part.clipped.item() == held
+    (part.loss + ours.sum() * 0).backward()
+    (expected + theirs.sum() * 0).backward()
+    torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+@quick
+@given(rows(3), st.sampled_from([None, 0.2, 1.0]))
+def test_value_loss_and_its_gradient_follow_the_formula(data, clip: float | None) -> None:
+    values, old, returns, mask = data
+    ours, theirs = values.clone().requires_grad_(), values.clone().requires_grad_()
+    part = value_loss(ours, old, returns.masked_fill(~mask, math.inf), mask, clip)
+    expected, held = theirs.sum() * 0, 0
+    for v, o, r in zip(theirs[mask], old[mask], returns[mask], strict=True):
+        error = (v - r) ** 2
+        if clip is not None and abs(v - o) > clip and (held_error := (o + clip * torch.sign(v - o) - r) ** 2) > error:
+            error = held_error.detach()
+            held += 1
+        expected = expected + error / 2
+    torch.testing.assert_close(part.loss, expected)
+    assert part.clipped.item() == held
+    part.loss.backward()
+    expected.backward()
+    torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("everything", [False, True], ids=["one slot", "all slots"])
+@pytest.mark.parametrize("column", range(3))
+@pytest.mark.parametrize("loss", [policy_loss, value_loss])
+def test_a_bad_number_in_a_masked_slot_changes_nothing(loss, column: int, everything: bool, bad: float) -> None:
+    mask = torch.tensor([[True, False], [not everything, False]]) & (not everything)
+    clip = CLIP if loss is policy_loss else 0.2
+    clean = [torch.tensor([[0.5, 0.1], [-0.2, 0.3]]) * scale for scale in (1, 2, 3)]
+    dirty = [tensor.clone() for tensor in clean]
+    dirty[column][~mask] = bad
+    results = []
+    for columns in (clean, dirty):
+        columns[0].requires_grad_()
+        part = loss(*columns, mask, clip)
+        part.loss.backward()
+        results.append((part.loss.detach(), part.clipped, columns[0].grad))
+    for expected, got in zip(*results, strict=True):
+        assert torch.isfinite(got).all()
+        torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("column", range(3))
+@pytest.mark.parametrize("loss", [policy_loss, value_loss])
+def test_a_nan_in_an_unmasked_slot_surfaces(loss, column: int) -> None:
+    columns = [torch.tensor([0.5, 0.1]) for _ in range(3)]
+    columns[column][0] = math.nan
+    clip = CLIP if loss is policy_loss else 0.2
+    assert torch.isnan(loss(*columns, torch.tensor([True, True]), clip).loss)
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 2.0])
+def test_scores_are_those_of_the_tempered_distribution(temperature: float) -> None:
+    logits = torch.randn(5, 7, generator=torch.Generator().manual_seed(1)) * 4
+    tokens = torch.tensor([0, 6, 3, 2, 2])
+    log_probs, entropy = score_tokens(logits, tokens, temperature, entropy_gradient=False)
+    scaled = (logits.double() / temperature).exp()
+    expected = scaled / scaled.sum(-1, keepdim=True)
+    torch.testing.assert_close(log_probs.double(), expected[torch.arange(5), tokens].log(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(entropy.double(), -(expected * expected.log()).sum(-1), atol=1e-5, rtol=1e-5)
+
+
+def test_impossible_tokens_leave_the_entropy_finite_and_its_gradient_is_right() -> None:
+    logits = torch.tensor([[0.0, 1.0, -math.inf]])
+    assert torch.isfinite(score_tokens(logits, torch.tensor([0]), 1.0, entropy_gradient=False)[1]).all()
+    inputs = torch.randn(2, 4, dtype=torch.float64, requires_grad=True)
+    tokens = torch.tensor([1, 3])
+    assert torch.autograd.gradcheck(lambda x: score_tokens(x, tokens, 0.7, entropy_gradient=True), inputs)
