@@ -3,13 +3,11 @@
 import difflib
 import importlib
 import inspect
-import math
 import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +55,7 @@ class RewardTerm:
         try:
             result = self.function(list(prompts), list(responses), **fields)
         except (Exception, SystemExit) as error:
-            got = f"{_describe(error)} {_place(error)}"
+            got = f"{_describe(error)} {_place(error, self.function)}"
             raise self._error(got, "a list of numbers", "correct the function") from error
         return self._checked(result, responses)
 
@@ -136,11 +134,9 @@ def column_problems(reward: Reward, term: RewardTerm, rows: Sequence[Mapping[str
 
 def _imported(reward: Reward, import_path: str) -> Function:
     module_name, _, attribute = import_path.partition(":")
-    if not module_name or not attribute:
-        raise _input_error(reward, "importPath", repr(import_path), "package.module:function", "write it in this form")
     module = _module(reward, module_name)
     try:
-        function = reduce(getattr, attribute.split("."), module)
+        function = getattr(module, attribute)
     except AttributeError:
         near = difflib.get_close_matches(attribute, vars(module), n=1)
         fix = f"did you mean `{module_name}:{near[0]}`?" if near else f"define it in {_file_of(module)}"
@@ -184,7 +180,7 @@ def _number(value: object) -> float | None:
             value = value.item()
         except (RuntimeError, ValueError):
             return None
-    if not isinstance(value, int | float) or math.isnan(value) or abs(value) > _LARGEST:
+    if not isinstance(value, int | float) or not -_LARGEST <= value <= _LARGEST:  # a NaN compares as false
         return None
     return float(value)
 
@@ -193,11 +189,13 @@ def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-def _place(error: BaseException) -> str:
-    """`at FILE:LINE in NAME`: the innermost frame of the user's own code, else the innermost of all."""
+def _place(error: BaseException, function: Function | None = None) -> str:
+    """`at FILE:LINE in NAME`: the innermost frame of the user's own code, else where the function is defined."""
     frames = traceback.extract_tb(error.__traceback__)
     foreign = (*(sysconfig.get_path(kind) for kind in ("stdlib", "purelib")), str(Path(__file__).parents[1]), "<frozen")
     own = [frame for frame in frames if not frame.filename.startswith(foreign)]
+    if not own and (code := getattr(function, "__code__", None)):
+        return f"at {code.co_filename}:{code.co_firstlineno} in {code.co_name}"
     frame = (own or list(frames))[-1]
     return f"at {frame.filename}:{frame.lineno} in {frame.name}"
 
