@@ -130,24 +130,34 @@ def _misfit(
     placed: Sequence[PlacementGroup],
     most: int,
 ) -> FieldError:
-    pool_path, pool = where
-    unit = _scarcest(node, bundle_of(group))
-    need, have = bundle_of(group)[unit], node.get(unit, 0.0)
-    strategy = resolved(group.strategy)
+    (pool_path, pool), bundle, strategy = where, bundle_of(group), resolved(group.strategy)
+    unit = _scarcest(node, bundle, pool)
+    need, have = bundle[unit], node.get(unit, 0.0)
     manner = {"STRICT_PACK": " on one node", "STRICT_SPREAD": ", one a node"}.get(strategy, "")
     beside = "".join(f", beside {other.workers} of `{other.name}`" for other in placed)
     holds = f"{pool.nodes} node{'s' * (pool.nodes > 1)} with {have:g} {unit}{'s' * (have != 1)} each"
-    raised = {"GPU": "gpusPerNode", "CPU": "cpu"}.get(unit, "nodes")
-    less = "gpusPerWorker" if unit == "GPU" and need > have else "workers"
     return FieldError(
         path,
         f"{group.workers} bundle{'s' * (group.workers > 1)} of {need:g} {unit} with {strategy}{manner}",
         f"at most {most} (pool `{pool.name}` has {holds}{beside})",
-        f"lower `{less}`, or raise `{raised}`{'' if strategy == 'STRICT_PACK' else ' or `nodes`'} of {pool_path}",
+        f"lower `{'gpusPerWorker' if unit == 'GPU' and need > have else 'workers'}`, "
+        f"or raise {_ways_out(unit, capacity(node, bundle), strategy)} of {pool_path}",
     )
 
 
-def _scarcest(node: dict[str, float], bundle: dict[str, float]) -> str:
-    """The resource of which a node holds the fewest bundles; GPUs where several do."""
-    keys = sorted(bundle, key=lambda key: (key != "GPU", key != "CPU"))
-    return min(keys, key=lambda key: capacity(node, {key: bundle[key]}))
+def _scarcest(node: dict[str, float], bundle: dict[str, float], pool: NodePool) -> str:
+    """The resource of which a node holds the fewest bundles; GPUs where several do, CPUs only where they are given."""
+    counts = {
+        key: capacity(node, {key: bundle[key]}) for key in ("GPU", "CPU", pool_resource(pool.name)) if key in bundle
+    }
+    if pool.cpu is None and "GPU" in counts:
+        del counts["CPU"]
+    return min(counts, key=counts.__getitem__)
+
+
+def _ways_out(unit: str, held: int, strategy: Strategy) -> str:
+    """What more of would help, where a node by itself holds so many bundles."""
+    field = {"GPU": "`gpusPerNode`", "CPU": "`cpu`"}.get(unit, "`nodes`")
+    if held and strategy == "STRICT_SPREAD":
+        return "`nodes`"
+    return field if not held or strategy == "STRICT_PACK" or field == "`nodes`" else f"{field} or `nodes`"
