@@ -1,0 +1,106 @@
+"""The engine's side: a record of what arrived, kept with any of vLLM's weight-transfer backends.
+
+vLLM's own `compute_weight_checksums` sees almost nothing on CPU, where the weights of linear layers are packed into an
+opaque form, so what is checked is what arrived and which parameters it filled.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from rlhf_runtime.errors import WeightSyncError
+from rlhf_runtime.weight_sync.verify import ReceivedWeights, checksum
+
+
+class RecordedReceive:
+    """Mixin before a vLLM `WeightTransferEngine` that loads by `self.model.load_weights`.
+
+    Starting an update empties the record. A backend that receives in several updates adds to it.
+    """
+
+    model: torch.nn.Module
+
+    def start_weight_update(self) -> None:
+        """Start an update and forget the last one."""
+        tied = _second_names(self.model)
+        self._tied_layers = [self.model.get_submodule(name.rpartition(".")[0]) for name in tied]
+        super().start_weight_update()  # type: ignore[misc]
+        self._checksums: dict[str, int] = {}
+        self._loaded: set[str] = set()
+        self._partly: set[str] = set()
+        # Layerwise reload has just put the model back into the form of its checkpoint: these are what can be loaded.
+        self._expected = frozenset(name for name, _ in self.model.named_parameters()) - tied
+
+    def receive_weights(self, update_info: Any) -> None:
+        """Receive one part of an update through the backend, recording on the way."""
+        load = self.model.load_weights
+
+        def load_recorded(weights: Iterable[tuple[str, torch.Tensor]]) -> set[str] | None:
+            loaded = load(self._recorded(weights))
+            self._loaded |= loaded or set()
+            return loaded
+
+        # An instance attribute shadows the method, whatever the backend between here and there does.
+        self.model.load_weights = load_recorded
+        try:
+            super().receive_weights(update_info)  # type: ignore[misc]
+        finally:
+            del self.model.load_weights
+
+    def finish_weight_update(self) -> None:
+        """Finish the update, noting which parameters were filled in part only."""
+        self._partly = _partly_loaded(self.model)
+        super().finish_weight_update()  # type: ignore[misc]
+        # A tied output layer computes with a packed copy of its own on CPU, which layerwise reload leaves as it was.
+        for layer in self._tied_layers:
+            if (method := getattr(layer, "quant_method", None)) is not None:
+                method.process_weights_after_loading(layer)
+
+    def received_weights(self) -> ReceivedWeights:
+        """The record of the last update.
+
+        Raises:
+            WeightSyncError: when there was none.
+        """
+        if not hasattr(self, "_expected"):
+            raise WeightSyncError("weightSync: got no update; expected one since the engine started. Fix: sync first")
+        return ReceivedWeights(dict(self._checksums), self._expected, frozenset(self._loaded - self._partly))
+
+    def _recorded(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in weights:
+            self._checksums[name] = checksum(tensor)
+            yield name, tensor
+
+
+def _second_names(model: torch.nn.Module) -> frozenset[str]:
+    """Names under which a parameter stands in the model once more, such as a tied output layer's."""
+    every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return frozenset(every - {name for name, _ in model.named_parameters()})
+
+
+def _partly_loaded(model: torch.nn.Module) -> set[str]:
+    """Parameters of layers that still wait for a part, such as one of the projections that an engine fuses.
+
+    Embeddings are left out: vLLM pads their vocabulary, so that they wait for rows that no checkpoint has.
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+    waiting = set()
+    for prefix, layer in model.named_modules():
+        info = get_layerwise_info(layer)
+        begun = info.can_load() and 0 < info.load_numel < info.load_numel_total
+        if begun and not isinstance(layer, VocabParallelEmbedding):
+            waiting |= {f"{prefix}.{name}" for name, _ in layer.named_parameters(recurse=False)}
+    return waiting
+
+
+class ReceivedWeightsExtension:
+    """Methods that vLLM mixes into its worker (`worker_extension_cls`), reachable by `collective_rpc`."""
+
+    weight_transfer_engine: RecordedReceive
+
+    def received_weights(self) -> ReceivedWeights:
+        """The record of this worker's last update."""
+        return self.weight_transfer_engine.received_weights()

@@ -1,0 +1,60 @@
+"""The trainer's weights as a stream of named tensors that remembers what it handed out."""
+
+from collections.abc import Iterator
+
+import torch
+from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource, materialize_full_tensor
+
+from rlhf_runtime.weight_sync.verify import checksum
+
+
+class RecordingSource(WeightSource):
+    """`WeightSource` over a module, which FSDP2 may have sharded.
+
+    Gathering a sharded tensor is a collective, so every rank iterates, one tensor at a time; what a rank does not keep
+    is freed before the next is gathered. A parameter under two names (tied embeddings) is sent once, under the first.
+    """
+
+    def __init__(self, module: torch.nn.Module, prefix: str = "", record: bool = True) -> None:
+        """Wrap a module.
+
+        Args:
+            module: The policy.
+            prefix: Beginning of parameter names that a checkpoint does not have, such as a wrapper's `model.`;
+                parameters without it are not sent.
+            record: Whether checksums are taken; the sending rank's are enough.
+        """
+        self._module, self._prefix, self._record = module, prefix, record
+        self._pass: Iterator[tuple[str, torch.Tensor]] = iter(())
+        self.checksums: dict[str, int] = {}
+
+    def metadata(self) -> list[ParamMeta]:
+        """Names, dtypes and full shapes, without gathering."""
+        return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self._parameters()]
+
+    def sizes(self) -> list[int]:
+        """Bytes of each tensor."""
+        return [tensor.numel() * tensor.element_size() for _, tensor in self._parameters()]
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        self.checksums = {}
+        self._pass = self._materialized()
+        return self._pass
+
+    def drain(self) -> None:
+        """Take part in the gathers that are left of a broken-off pass, so that other ranks do not wait for ever."""
+        for _ in self._pass:
+            pass
+
+    @torch.no_grad()
+    def _materialized(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, parameter in self._parameters():
+            tensor = materialize_full_tensor(parameter.detach())
+            if self._record:
+                self.checksums[name] = checksum(tensor)
+            yield name, tensor
+
+    def _parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, parameter in self._module.named_parameters():
+            if name.startswith(self._prefix):
+                yield name.removeprefix(self._prefix), parameter

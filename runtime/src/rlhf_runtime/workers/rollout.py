@@ -1,0 +1,121 @@
+"""The rollout role: prompts in, responses with their log-probabilities out."""
+
+import hashlib
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from rlhf_api.runtime_config import RuntimeConfig
+
+from rlhf_runtime.engines.vllm_engine import EngineSettings, Sampling, VLLMEngine
+from rlhf_runtime.models import load_tokenizer, materialize
+from rlhf_runtime.preflight import model_cache
+from rlhf_runtime.protocol import DataProto
+from rlhf_runtime.ragged import ragged
+from rlhf_runtime.single_controller.decorator import Dispatch, register
+from rlhf_runtime.single_controller.worker import Worker
+from rlhf_runtime.weight_sync.verify import ReceivedWeights
+
+if TYPE_CHECKING:
+    from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
+
+
+class RolloutWorker(Worker):
+    """One vLLM engine.
+
+    The methods from `init_weight_transfer_engine` to `update_weight_version` have the names that vLLM's own
+    `RayVLLMWeightSyncClient` calls on an actor; the policy's first rank calls them, not the driver.
+    """
+
+    needs_process_group: ClassVar[bool] = False
+
+    def __init__(self, config: RuntimeConfig) -> None:
+        """Start the engine on the policy's first weights.
+
+        Raises:
+            InputError: when vLLM cannot run the model on the device.
+        """
+        folder = materialize(config.models.policy, model_cache(config))
+        self._seed = config.seed
+        self._sampling = Sampling(
+            temperature=config.rollout.temperature,
+            max_tokens=config.data.max_response_length,
+            stop_token_ids=(load_tokenizer(folder).eos_token_id,),
+            top_p=config.rollout.top_p,
+        )
+        self._engine = VLLMEngine(folder, EngineSettings.of(config))
+
+    @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def generate(self, batch: DataProto, version: int) -> DataProto:
+        """One response a row.
+
+        Args:
+            batch: `prompt_ids` ragged [B, P*] int64 and `sample_index` [B] int64, which tells samples of a step apart:
+                what is drawn for a row depends on it, the job's seed and the version, not on the engine.
+            version: The version of the weights that the trainer allows.
+
+        Returns:
+            `response_ids` ragged [B, R*] int64, `rollout_log_probs` ragged [B, R*] float32, `weight_version` [B] int64.
+
+        Raises:
+            WeightSyncError: when the engine is paused or holds another version.
+        """
+        prompts = [row.tolist() for row in batch.batch["prompt_ids"].unbind()]
+        seeds = [sample_seed(self._seed, version, index) for index in batch.batch["sample_index"].tolist()]
+        responses = self._engine.generate(prompts, seeds, self._sampling, version)
+        return DataProto.from_dict(
+            {
+                "response_ids": ragged([torch.tensor(r.token_ids, dtype=torch.int64) for r in responses]),
+                "rollout_log_probs": ragged([torch.tensor(r.log_probs, dtype=torch.float32) for r in responses]),
+                "weight_version": torch.full((len(responses),), version, dtype=torch.int64),
+            }
+        )
+
+    @register(Dispatch.ONE_TO_ALL)
+    def pause(self) -> None:
+        """Refuse to generate until `resume`."""
+        self._engine.pause()
+
+    @register(Dispatch.ONE_TO_ALL)
+    def resume(self) -> None:
+        """Generate again."""
+        self._engine.resume()
+
+    @register(Dispatch.ONE_TO_ALL)
+    def publish_weights(self, version: int) -> None:
+        """Name the weights that arrived, and forget what was computed with older ones.
+
+        Raises:
+            WeightSyncError: when the prefix cache cannot be reset.
+        """
+        self._engine.publish(version)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def received_weights(self) -> list[ReceivedWeights]:
+        """The record of the last update, one a worker of the engine."""
+        return self._engine.received_weights()
+
+    def init_weight_transfer_engine(self, request: "WeightTransferInitRequest") -> None:
+        """Join the trainer's transport."""
+        self._engine.llm.init_weight_transfer_engine(request)
+
+    def start_weight_update(self) -> None:
+        """Begin an update."""
+        self._engine.llm.start_weight_update()
+
+    def update_weights(self, request: "WeightTransferUpdateRequest") -> None:
+        """Load one part of an update."""
+        self._engine.llm.update_weights(request)
+
+    def finish_weight_update(self) -> None:
+        """End an update."""
+        self._engine.llm.finish_weight_update()
+
+    def update_weight_version(self, version: Any) -> None:
+        """VLLM's way to name the weights; does all that `publish_weights` does."""
+        self._engine.publish(int(version))
+
+
+def sample_seed(seed: int, version: int, sample_index: int) -> int:
+    """The seed of one sample: 63 bits that no other sample, step or job of another seed shares, but by accident."""
+    digest = hashlib.blake2b(f"{seed}/{version}/{sample_index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
