@@ -174,3 +174,8 @@ def test_inline_rows_are_texts_or_json(manifest, row):
 def test_names_of_python_are_not_names_of_the_manifest(manifest):
     manifest["spec"]["data"]["batch_size"] = 4
     assert errors_of(manifest)["spec.data.batch_size"].fix == "did you mean `batchSize`?"
+
+
+def test_half_a_character_is_refused(manifest):
+    manifest["spec"]["data"]["prompts"] = {"inline": [{"prompt": "\ud800"}]}
+    assert errors_of(manifest)["the document"].expected == "text that UTF-8 can hold"

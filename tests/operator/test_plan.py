@@ -106,7 +106,7 @@ def test_what_this_machine_ignores_is_said(manifest):
     manifest["spec"]["nodePools"][0] |= {
         "memory": "1Gi",
         "nodeSelector": {"a": "b"},
-        "tolerations": [],
+        "tolerations": [{"key": "gpu"}],
         "sharedMemory": 1,
     }
     notes = build_plan(RLHFJob.parse(manifest), "runs/job").notes

@@ -1,5 +1,6 @@
 """What running on this machine adds to a plan: folders in the place of volumes, and a look at what is there."""
 
+import itertools
 import posixpath
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -73,14 +74,13 @@ def visible_gpus(environment: Mapping[str, str], list_uuids: Callable[[], Sequen
     chosen = environment.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return len(uuids)
-    count = 0
-    for name in (part.strip() for part in chosen.split(",")):
-        if not (name.isdigit() and int(name) < len(uuids)) and not any(
-            name and uuid.startswith(name) for uuid in uuids
-        ):
-            break  # CUDA sees nothing from the first unknown entry on
-        count += 1
-    return count
+
+    def known(name: str) -> bool:
+        by_uuid = name.startswith("MIG-") or any(uuid.startswith(name) for uuid in uuids if name)
+        return by_uuid or (name.isdecimal() and int(name) < len(uuids))
+
+    # CUDA sees nothing from the first unknown entry on
+    return len(list(itertools.takewhile(known, (part.strip() for part in chosen.split(",")))))
 
 
 def _nvidia_smi() -> list[str]:

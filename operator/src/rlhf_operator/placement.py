@@ -130,7 +130,8 @@ def _misfit(
     placed: Sequence[PlacementGroup],
     most: int,
 ) -> FieldError:
-    (pool_path, pool), bundle, strategy = where, bundle_of(group), resolved(group.strategy)
+    (pool_path, pool), bundle = where, bundle_of(group)
+    strategy: Strategy = resolved(group.strategy)
     unit = _scarcest(node, bundle, pool)
     need, have = bundle[unit], node.get(unit, 0.0)
     manner = {"STRICT_PACK": " on one node", "STRICT_SPREAD": ", one a node"}.get(strategy, "")

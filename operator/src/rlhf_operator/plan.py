@@ -161,8 +161,8 @@ def _ignored(job: RLHFJob) -> list[str]:
     """Fields that were given and mean nothing on this machine."""
     given = [f"metadata.{name}" for name in ("namespace", "labels", "annotations") if getattr(job.metadata, name)]
     given += ["spec.image"] if job.spec.image else []
-    fields = ("gpu_resource", "memory", "shared_memory", "node_selector", "tolerations")
+    fields = {"gpu_resource", "memory", "shared_memory", "node_selector", "tolerations"}
     for index, pool in enumerate(job.spec.node_pools):
-        dumped = pool.model_dump(include=pool.model_fields_set.intersection(fields), by_alias=True)
+        dumped = pool.model_dump(include=fields, exclude_defaults=True, by_alias=True)
         given += [f"spec.nodePools[{index}].{name}" for name in dumped]
     return [f"{name} is ignored on this machine" for name in given]

@@ -1,5 +1,6 @@
 """What one field cannot say alone: the checks between the fields of a job."""
 
+import posixpath
 from collections.abc import Callable, Iterable, Iterator
 
 from rlhf_api import FieldError, RLHFJob, RLHFJobSpec
@@ -28,7 +29,7 @@ def _unique_names(spec: RLHFJobSpec) -> Iterator[FieldError]:
         "spec.placement.groups[{}].name": (group.name for _, group, _ in groups_of(spec)),
         "spec.rewards[{}].name": (reward.name for reward in spec.rewards),
         "spec.storage[{}].name": (storage.name for storage in spec.storage),
-        "spec.storage[{}].mountPath": (storage.mount_path.rstrip("/") for storage in spec.storage),
+        "spec.storage[{}].mountPath": (posixpath.normpath(storage.mount_path) for storage in spec.storage),
     }
     for path, names in lists.items():
         first: dict[str, int] = {}

@@ -3,9 +3,10 @@
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError
+from pydantic_core import PydanticSerializationError
 
 from rlhf_api.base import DNS_1035, ApiModel
-from rlhf_api.errors import SpecError, field_errors
+from rlhf_api.errors import FieldError, SpecError, field_errors
 from rlhf_api.spec import RLHFJobSpec
 
 GROUP = "rlhf-operator.io"
@@ -45,6 +46,11 @@ class RLHFJob(ApiModel):
             SpecError: with every problem of the manifest's form.
         """
         try:
-            return cls.model_validate(manifest, by_alias=True, by_name=False)
+            job = cls.model_validate(manifest, by_alias=True, by_name=False)
+            job.model_dump_json()
         except ValidationError as error:
             raise SpecError(field_errors(cls, error)) from None
+        except PydanticSerializationError:  # YAML can write half of a surrogate pair, which no file can hold
+            got, fix = "a text with half a character", "remove escapes between \\ud800 and \\udfff"
+            raise SpecError([FieldError("the document", got, "text that UTF-8 can hold", fix)]) from None
+        return job

@@ -1,0 +1,38 @@
+"""What holds for the repository as a whole."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rlhf_operator.manifest import read_manifest
+from rlhf_operator.plan import build_plan
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+
+
+def test_the_folder_operator_does_not_replace_the_standard_module():
+    folder = ROOT / "operator"
+    shadows = [
+        *folder.glob("__init__.py"),
+        *folder.rglob("conftest.py"),
+        *folder.rglob("test_*.py"),
+        *folder.rglob("*_test.py"),
+    ]
+    assert shadows == []
+    assert not (ROOT / "tests" / "operator" / "__init__.py").exists()
+    code = "import operator, os; print(operator.add(1, 2), os.path.basename(operator.__file__))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["3", "operator.py"]
+
+
+def test_there_are_examples():
+    assert EXAMPLES
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.name)
+def test_every_example_is_planned_and_says_how_to_launch_it(file):
+    opening = [line for line in file.read_text().split("apiVersion")[0].splitlines() if line.startswith("#")]
+    assert any(f"rlhf run examples/{file.name}" in line for line in opening)
+    build_plan(read_manifest(file), "runs/example")

@@ -1,0 +1,136 @@
+import pytest
+from rlhf_api import RLHFJob
+from rlhf_operator.defaults import apply_defaults
+from rlhf_operator.validate import CHECKS, validate
+
+ALL = ["policy", "rollout", "critic", "reference", "reward"]
+
+
+def problems(manifest):
+    return {error.path: error for error in validate(apply_defaults(RLHFJob.parse(manifest)))}
+
+
+def grouped(manifest, *groups, **pool):
+    manifest["spec"]["nodePools"] = [{"name": "p", **pool}]
+    manifest["spec"]["placement"] = {
+        "groups": [{"name": f"g{i}", "pool": "p", **group} for i, group in enumerate(groups)]
+    }
+    return manifest
+
+
+def test_a_right_job_has_no_problem(manifest):
+    assert problems(manifest) == {}
+
+
+@pytest.mark.parametrize(
+    ("section", "entries", "path"),
+    [
+        ("nodePools", [{"name": "a"}, {"name": "b"}, {"name": "a"}], "spec.nodePools[2].name"),
+        ("rewards", [{"name": "a", "function": {"name": "digit_share"}}] * 2, "spec.rewards[1].name"),
+        (
+            "storage",
+            [{"name": "a", "persistentVolumeClaim": "a", "mountPath": path} for path in ("/a", "/b")],
+            "spec.storage[1].name",
+        ),
+        (
+            "storage",
+            [{"name": path[1:2], "persistentVolumeClaim": "a", "mountPath": path} for path in ("/a", "/b/../a/")],
+            "spec.storage[1].mountPath",
+        ),
+    ],
+)  # fmt: skip
+def test_names_are_unique(manifest, section, entries, path):
+    manifest["spec"][section] = entries
+    assert list(problems(manifest)) == [path]
+
+
+def test_group_names_are_unique(manifest):
+    grouped(manifest, {"roles": ALL[:4]}, {"roles": ["reward"], "name": "g0"})
+    assert "spec.placement.groups[0].name" in problems(manifest)["spec.placement.groups[1].name"].expected
+
+
+def test_a_group_needs_a_pool_that_exists(manifest):
+    grouped(manifest, {"roles": ALL, "pool": "q"})
+    error = problems(manifest)["spec.placement.groups[0].pool"]
+    assert (error.got, error.expected) == ("`q`", "one of p")
+
+
+def test_a_role_twice_and_a_role_nowhere(manifest):
+    grouped(manifest, {"roles": ["policy", "rollout", "reference", "policy"]}, {"roles": ["reward", "reference"]})
+    errors = problems(manifest)
+    assert set(errors) == {
+        "spec.placement.groups[0].roles[3]",
+        "spec.placement.groups[1].roles[1]",
+        "spec.placement.groups",
+    }
+    assert "spec.placement.groups[0].roles[2]" in errors["spec.placement.groups[1].roles[1]"].fix
+    assert errors["spec.placement.groups"].got == "no `critic`"
+
+
+@pytest.mark.parametrize(("method", "paths"), [("auto", 1), ("ipc", 2)])
+def test_a_rollout_apart_from_the_policy_is_not_there_yet(manifest, method, paths):
+    grouped(manifest, {"roles": ["policy", "critic", "reference", "reward"]}, {"roles": ["rollout"]})
+    manifest["spec"]["weightSync"] = {"method": method}
+    assert list(problems(manifest)) == ["spec.placement.groups[1].roles", "spec.weightSync.method"][:paths]
+
+
+def test_truncated_sampling_is_refused_with_the_reason(manifest):
+    manifest["spec"]["rollout"] = {"topP": 0.9}
+    assert "ratios would be biased" in problems(manifest)["spec.rollout.topP"].fix
+
+
+@pytest.mark.parametrize(("size", "right"), [(1, True), (12, True), (13, False)])
+def test_a_mini_batch_is_at_most_a_batch(manifest, size, right):
+    manifest["spec"]["data"]["batchSize"] = 4
+    manifest["spec"]["rollout"] = {"samplesPerPrompt": 3}
+    manifest["spec"]["algorithm"]["ppo"]["miniBatchSize"] = size
+    assert list(problems(manifest)) == ([] if right else ["spec.algorithm.ppo.miniBatchSize"])
+
+
+@pytest.mark.parametrize(("tokens", "right"), [(48, True), (47, False)])
+def test_a_micro_batch_holds_a_sample(manifest, tokens, right):
+    manifest["spec"]["data"] |= {"maxPromptLength": 16, "maxResponseLength": 32}
+    manifest["spec"]["training"]["microBatchTokens"] = tokens
+    assert list(problems(manifest)) == ([] if right else ["spec.training.microBatchTokens"])
+
+
+def test_a_random_model_has_a_position_for_every_token(manifest):
+    manifest["spec"]["data"] |= {"maxPromptLength": 16, "maxResponseLength": 32}
+    manifest["spec"]["models"]["critic"] = {
+        "random": {"architecture": "qwen2", "config": {"max_position_embeddings": 47}}
+    }
+    assert list(problems(manifest)) == ["spec.models.critic.random.config.max_position_embeddings"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "workers", "device", "right"),
+    [
+        (1, 4, "cuda", True),
+        (0, 1, "cuda", False),
+        (0, 1, "cpu", True),
+        (2, 1, "cuda", False),
+        (2, 1, "cpu", True),
+        (1.5, 1, "cpu", False),
+        (0.5, 1, "cuda", True),
+        (0.5, 2, "cuda", False),
+        (0.5, 2, "cpu", True),
+        (0.6, 2, "cuda", True),
+        (0.33333, 1, "cpu", False),
+    ],
+)
+def test_gpus_of_a_worker(manifest, gpus, workers, device, right):
+    grouped(manifest, {"roles": ALL, "workers": workers, "gpusPerWorker": gpus}, gpusPerNode=4, device=device)
+    assert list(problems(manifest)) == ([] if right else ["spec.placement.groups[0].gpusPerWorker"])
+
+
+def test_rewards_need_no_gpu_on_a_cuda_pool(manifest):
+    grouped(manifest, {"roles": ALL[:4]}, {"roles": ["reward"], "gpusPerWorker": 0}, gpusPerNode=4)
+    assert problems(manifest) == {}
+
+
+def test_all_checks_report_together(manifest):
+    grouped(manifest, {"roles": ["rollout"], "pool": "q"})
+    manifest["spec"]["rollout"] = {"topP": 0.5}
+    manifest["spec"]["algorithm"]["ppo"]["miniBatchSize"] = 1000
+    assert len(problems(manifest)) >= 5
+    assert len(CHECKS) == len(set(CHECKS))
