@@ -9,7 +9,7 @@ Problems of one stage are told together; a later stage is entered only when the 
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 MODEL_ROLES = ("policy", "critic", "reference")
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.*", "*.tiktoken")
 
 
 @dataclass(frozen=True)
@@ -88,15 +89,15 @@ def _cheap_checks(config: RuntimeConfig) -> list[Row]:
         if term is not None and rows is not None:
             problems.add(column_problems(reward, term, [row.columns for row in rows]))
     for role in MODEL_ROLES:
-        problems.add(_folder_problems(f"models.{role}", getattr(config.models, role)))
+        problems.add(_folder_problems(role, getattr(config.models, role)))
     problems.raise_all()
     return rows or []
 
 
-def _folder_problems(path: str, source: ModelSource) -> list[FieldError]:
+def _folder_problems(role: str, source: ModelSource) -> list[FieldError]:
     if source.path is None:
         return []
-    folder = Path(source.path)
+    path, folder = f"models.{role}", Path(source.path)
     if not folder.is_dir():
         fix = "correct the path, or mount the volume that holds it"
         return [FieldError(f"{path}.path", f"{folder}, which is no folder", "a Hugging Face model folder", fix)]
@@ -111,10 +112,17 @@ def _folder_problems(path: str, source: ModelSource) -> list[FieldError]:
         except ValueError as error:
             got = f"{folder}/config.json, which is not JSON ({error})"
             problems.append(FieldError(f"{path}.path", got, "the model's config", "copy the file again"))
-    if not any(match for pattern in WEIGHT_FILES for match in folder.glob(pattern)):
+    if not _holds(folder, WEIGHT_FILES):
         fix = "copy the weights there; a git clone without git-lfs leaves them out"
         problems.append(FieldError(f"{path}.path", f"{folder} without weights", " or ".join(WEIGHT_FILES), fix))
+    if role == "policy" and not _holds(folder, TOKENIZER_FILES):  # transformers would make up an empty one
+        fix = "copy the tokenizer's files there"
+        problems.append(FieldError(f"{path}.path", f"{folder} without a tokenizer", " or ".join(TOKENIZER_FILES), fix))
     return problems
+
+
+def _holds(folder: Path, patterns: Iterable[str]) -> bool:
+    return any(match for pattern in patterns for match in folder.glob(pattern))
 
 
 def _model_checks(config: RuntimeConfig) -> "PreTrainedTokenizerFast":
