@@ -44,6 +44,8 @@ def _load(kind: type[AutoModel] | type[AutoModelForCausalLM], folder: Path) -> P
         InputError: when the folder does not hold that.
     """
     hf_logging.disable_progress_bar()
+    verbosity = hf_logging.get_verbosity()
+    hf_logging.set_verbosity_error()  # it would warn of a head that a value model has no use for
     fix = "Fix: point the model's `path` at the folder of a causal language model as transformers writes it"
     try:
         model, report = kind.from_pretrained(
@@ -51,6 +53,8 @@ def _load(kind: type[AutoModel] | type[AutoModelForCausalLM], folder: Path) -> P
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise InputError(f"{folder}: got no model to load ({error}); expected config and safetensors. {fix}") from error
+    finally:
+        hf_logging.set_verbosity(verbosity)
     if missing := sorted(report["missing_keys"]):
         raise InputError(f"{folder}: got no weights for {', '.join(missing[:5])}; expected all of the model's. {fix}")
     return model

@@ -109,7 +109,7 @@ class PolicyWorker(Worker):
         totals.add(0.0, 0.0, 0.0, 0.0, 1.0, step.grad_norm)
         return deviation
 
-    @register(Dispatch.ONE_TO_ALL)
+    @register(Dispatch.ONE_TO_ALL, blocking=False)
     def connect_engines(self, engines: list[Any]) -> None:
         """Join the rollout engines, given by their actor handles, to receive this policy's weights.
 
