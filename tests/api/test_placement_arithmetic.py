@@ -23,6 +23,7 @@ def test_bundles_of_a_node(bundle, count):
 
 def test_a_share_of_a_gpu_comes_from_one_gpu():
     assert capacity({"GPU": 2.0}, {"GPU": 0.6}) == 2
+    assert capacity({"GPU": 1.5}, {"GPU": 0.5}) == 3
     assert gpu_capacity([0.4, 0.4, 1.0], 0.4) == 4
     assert gpu_capacity([0.4, 0.4, 1.0], 0.5) == 2
     assert gpu_capacity([0.9, 1.0, 1.0], 2) == 1

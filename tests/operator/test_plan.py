@@ -176,6 +176,15 @@ def test_groups_of_a_pool_must_fit_together(manifest):
     assert "expected at most 7 " in error
 
 
+def test_groups_of_a_pool_share_its_cpus(manifest):
+    pools = [{"name": "p", "cpu": 8}]
+    actor = {"name": "actor", "pool": "p", "roles": ["policy", "rollout", "reference"], "workers": 3}
+    rest = {"name": "rest", "pool": "p", "roles": ["critic", "reward"]}
+    build_plan(RLHFJob.parse(placed(manifest, pools, [actor, rest])), "runs/job")
+    [error] = errors_of(placed(manifest, pools, [actor, rest | {"workers": 2}]))
+    assert "spec.placement.groups[1]: got 2 bundles of 2 CPU with PACK; expected at most 1 " in error
+
+
 def test_the_group_that_is_hardest_to_place_comes_first(manifest):
     pools = [{"name": "p", "nodes": 2, "gpusPerNode": 8}]
     critic = {"name": "critic", "pool": "p", "roles": ["critic"], "workers": 8, "strategy": "SPREAD"}

@@ -46,9 +46,10 @@ class Placement(ApiModel):
 
 
 def capacity(node: Mapping[str, float], bundle: Mapping[str, float]) -> int:
-    """How many of these bundles one node with these resources, none of them in use, holds."""
+    """How many of these bundles a node with these free resources holds; a fraction of `GPU` is what is left of one."""
+    whole, part = divmod(node.get("GPU", 0.0), 1)
     counts = [
-        gpu_capacity([1.0] * math.floor(node.get(key, 0.0)), need)
+        gpu_capacity([1.0] * int(whole) + [part], need)
         if key == "GPU"
         else math.floor(node.get(key, 0.0) / need + EPSILON)
         for key, need in bundle.items()
@@ -79,5 +80,5 @@ def room(capacities: Sequence[int], strategy: Strategy) -> int:
 
 
 def fits(nodes: Sequence[Mapping[str, float]], bundle: Mapping[str, float], count: int, strategy: Strategy) -> bool:
-    """Whether `count` equal bundles can be placed on `nodes`, none of them in use, under `strategy`."""
+    """Whether `count` equal bundles can be placed on `nodes`, given what each has free, under `strategy`."""
     return room([capacity(node, bundle) for node in nodes], strategy) >= count
