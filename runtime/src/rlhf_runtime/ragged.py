@@ -16,9 +16,8 @@ def from_values(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         ValueError: when the lengths do not add up to the values.
     """
     if lengths.dim() != 1 or int(lengths.sum()) != len(values):
-        raise ValueError(
-            f"lengths: got {list(lengths.shape)} adding up to {int(lengths.sum())}; expected {len(values)}"
-        )
+        got = f"shape {list(lengths.shape)} adding up to {int(lengths.sum())}"
+        raise ValueError(f"lengths: got {got}; expected [B] adding up to {len(values)}")
     offsets = torch.zeros(len(lengths) + 1, dtype=torch.int64, device=values.device)
     torch.cumsum(lengths, 0, out=offsets[1:])
     return torch.nested.nested_tensor_from_jagged(values, offsets)
@@ -32,9 +31,8 @@ def ragged(rows: Sequence[torch.Tensor]) -> torch.Tensor:
     """
     kinds = {(row.dtype, row.shape[1:]) for row in rows if row.dim()}
     if len(kinds) != 1 or not all(row.dim() for row in rows):
-        raise ValueError(
-            f"rows: got {len(rows)} of kinds {kinds}; expected at least one, of one dtype and trailing shape"
-        )
+        got = f"{len(rows)} of kinds {kinds}"
+        raise ValueError(f"rows: got {got}; expected at least one, of one dtype and trailing shape")
     return from_values(torch.cat(list(rows)), torch.tensor([len(row) for row in rows], device=rows[0].device))
 
 

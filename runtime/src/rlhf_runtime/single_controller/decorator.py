@@ -140,9 +140,8 @@ def _chunked(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     protos = [value for value in (*args, *kwargs.values()) if isinstance(value, DataProto)]
     lengths = {len(proto) for proto in protos}
     if len(lengths) != 1:
-        raise ValueError(
-            f"arguments: got DataProto of {sorted(lengths)} rows; expected at least one, all of one length"
-        )
+        got = f"DataProto of {sorted(lengths)} rows" if lengths else "no DataProto"
+        raise ValueError(f"arguments: got {got}; expected at least one, all of one length")
     rows = lengths.pop()
     padding = -rows % world_size
 

@@ -1,12 +1,15 @@
 """Ray for one run: the nodes of the config on this machine, or the cluster that is there."""
 
 import logging
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Self
 
 import ray
+from ray._common.utils import reset_ray_address
 from ray.cluster_utils import Cluster
 from rlhf_api.runtime_config import LocalNode
 
@@ -20,16 +23,19 @@ _OBJECT_STORE_BYTES = 256 * 2**20
 class NodeArguments:
     """A local node as Ray's start functions take it."""
 
-    num_cpus: float
-    num_gpus: float
-    resources: dict[str, float]
+    num_cpus: int
+    num_gpus: int
+    resources: dict[str, int]
     """Custom resources."""
 
     @classmethod
     def of(cls, node: LocalNode) -> Self:
-        """Exactly the resources of the node: what it does not name is zero, never detected."""
-        custom = {key: amount for key, amount in node.resources.items() if key not in ("CPU", "GPU")}
-        return cls(node.resources.get("CPU", 0.0), node.resources.get("GPU", 0.0), custom)
+        """The resources of the node; what it does not name is zero, never detected.
+
+        Ray's nodes have whole resources only, so half a CPU becomes one.
+        """
+        whole = {key: math.ceil(amount) for key, amount in node.resources.items()}
+        return cls(whole.pop("CPU", 0), whole.pop("GPU", 0), whole)
 
 
 def worker_environment(python_path: Sequence[str], env_vars: Mapping[str, str]) -> dict[str, str]:
@@ -39,6 +45,18 @@ def worker_environment(python_path: Sequence[str], env_vars: Mapping[str, str]) 
     inherited = os.environ.get("PYTHONPATH", "")
     path = os.pathsep.join([*python_path, *([inherited] if inherited else [])])
     return {**env_vars, "PYTHONPATH": path}
+
+
+def device_shares(nodes: Sequence[NodeArguments], visible: str | None) -> list[dict[str, str]]:
+    """Environment a node that shows it GPUs of its own: each would count this machine's from the first on.
+
+    Args:
+        nodes: The local nodes.
+        visible: This process' CUDA_VISIBLE_DEVICES; none where it sees all.
+    """
+    wanted = sum(node.num_gpus for node in nodes)
+    devices = iter(visible.split(",") if visible else map(str, range(wanted)))
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(islice(devices, node.num_gpus))} for node in nodes]
 
 
 class LocalCluster:
@@ -75,7 +93,8 @@ class LocalCluster:
             if self._nodes is None:
                 ray.init(address="auto", **options)
             elif len(self._nodes) == 1:
-                ray.init(**options, **_start_arguments(self._nodes[0]), include_dashboard=False)
+                start = _start_arguments(self._nodes[0])
+                ray.init(address="local", include_dashboard=False, **start, **options)
             else:
                 self._start_nodes()
                 ray.init(address=self._cluster.address, **options)  # type: ignore[union-attr]
@@ -88,9 +107,14 @@ class LocalCluster:
 
     def _start_nodes(self) -> None:
         self._cluster = Cluster()
-        for index, node in enumerate(self._nodes or []):
-            head = {"include_dashboard": False} if index == 0 else {}
-            self._cluster.add_node(wait=False, **_start_arguments(node), **head)
+        head, *others = self._nodes or []
+        lean = {"include_log_monitor": False, "no_monitor": True}
+        head_devices, *others_devices = device_shares(self._nodes or [], os.environ.get("CUDA_VISIBLE_DEVICES"))
+        self._cluster.add_node(include_dashboard=False, env_vars=head_devices, **lean, **_start_arguments(head))
+        # The address that Ray has just written down for everyone would draw other programs of this machine here.
+        reset_ray_address()
+        for node, devices in zip(others, others_devices, strict=True):
+            self._cluster.add_node(wait=False, env_vars=devices, **lean, **_start_arguments(node))
         self._cluster.wait_for_nodes()
 
     def shutdown(self) -> None:

@@ -1,5 +1,6 @@
 """Resource pools: placement groups that are checked against the cluster before they are made."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 
@@ -58,7 +59,7 @@ class RayResourcePool:
         """
         self.check(_cluster_nodes())
         self.request()
-        self.wait(timeout_seconds)
+        self.wait(timeout_seconds, time.monotonic())
 
     def check(self, nodes: Mapping[str, Mapping[str, float]]) -> None:
         """Refuse a group that nodes of these total resources, by address, could never hold.
@@ -85,13 +86,14 @@ class RayResourcePool:
         """Ask Ray for the bundles without waiting."""
         self._group = placement_group([self.bundle] * self.workers, strategy=self.strategy, name=self.name)
 
-    def wait(self, timeout_seconds: float) -> None:
-        """Wait until the bundles are reserved.
+    def wait(self, timeout_seconds: float, since: float) -> None:
+        """Wait until the bundles are reserved, at most until `timeout_seconds` after the monotonic time `since`.
 
         Raises:
             PlacementError: when they are not in time; the request is withdrawn then.
         """
-        if self.placement_group.wait(max(timeout_seconds, 0.0)):
+        left = since + timeout_seconds - time.monotonic()
+        if self.placement_group.wait(max(math.ceil(left), 1)):  # Ray counts whole seconds
             return
         self.remove()
         free = ray.available_resources()
@@ -148,13 +150,13 @@ class ResourcePoolManager:
         nodes = _cluster_nodes()
         for pool in self.pools.values():
             pool.check(nodes)
-        _check_together(list(self.pools.values()), nodes)
-        deadline = time.monotonic() + self._timeout
+        check_together(list(self.pools.values()), nodes)
+        since = time.monotonic()
         try:
             for pool in self.pools.values():
                 pool.request()
             for pool in self.pools.values():
-                pool.wait(deadline - time.monotonic())
+                pool.wait(self._timeout, since)
         except BaseException:
             self.shutdown()
             raise
@@ -169,7 +171,7 @@ class ResourcePoolManager:
             pool.remove()
 
 
-def _check_together(pools: Sequence[RayResourcePool], nodes: Mapping[str, Mapping[str, float]]) -> None:
+def check_together(pools: Sequence[RayResourcePool], nodes: Mapping[str, Mapping[str, float]]) -> None:
     """Refuse pools that compete for the same nodes and ask for more than those have.
 
     Pools that can only live on some nodes must fit those in sum. It never refuses what fits; fragments that no sum
@@ -178,13 +180,13 @@ def _check_together(pools: Sequence[RayResourcePool], nodes: Mapping[str, Mappin
     homes = [frozenset(name for name, node in nodes.items() if capacity(node, pool.bundle)) for pool in pools]
     for home in set(homes):
         inside = [pool for pool, other in zip(pools, homes, strict=True) if other <= home]
-        for key in {key for pool in inside for key in pool.bundle}:
+        for key in sorted({key for pool in inside for key in pool.bundle}):
             need = sum(pool.workers * pool.bundle.get(key, 0.0) for pool in inside)
             have = sum(nodes[name].get(key, 0.0) for name in home)
             if need > have + 1e-6:
                 wants = ", ".join(f"`{pool.name}` {pool.workers} of {_resources(pool.bundle)}" for pool in inside)
                 raise PlacementError(
-                    f"placement groups {wants}: got {have:g} {key} on the {len(home)} nodes that they share; expected "
+                    f"placement groups {wants}: got {have:g} {key} on the {len(home)} node(s) that they share; expected "
                     f"{need:g}. Fix: add nodes or resources, or ask for fewer workers"
                 )
 

@@ -142,30 +142,28 @@ class Rendezvous:
         return host, self._store.port
 
     def join(self, address: tuple[str, int]) -> None:
-        """Join the process group whose store answers at `address`.
-
-        Raises:
-            InputError: when the group computes on `cuda` and this process has no working CUDA.
-        """
+        """Join the process group whose store answers at `address`."""
         import torch
         from torch.distributed import TCPStore, init_process_group
 
         seat = self._seat
         torch.set_num_threads(self.threads)
+        backend = "gloo"
         if seat.device == "cuda":
-            self.require_cuda()
             torch.cuda.set_device(0)
+            backend = "cpu:gloo,cuda:nccl"
         host, port = address
         store = self._store or TCPStore(host, port, is_master=False, timeout=self._timeout)
-        backend = "cpu:gloo,cuda:nccl" if seat.device == "cuda" else "gloo"
         init_process_group(backend, store=store, rank=seat.rank, world_size=seat.world_size, timeout=self._timeout)
 
-    def require_cuda(self) -> None:
-        """Refuse to go on where a group that computes on `cuda` has none.
+    def require_device(self) -> None:
+        """Refuse to go on without the device that the group computes on.
 
         Raises:
-            InputError: naming the group.
+            InputError: naming the group, where it is `cuda` and this process has no working CUDA.
         """
+        if self._seat.device != "cuda":
+            return
         import torch
 
         if not torch.cuda.is_available():

@@ -116,6 +116,7 @@ class RayWorkerGroup:
     def _start(self, init: RayClassWithInitArgs) -> None:
         pids = gather(self._submit("host_pid", Call((), {})), self._members)
         self._members = [replace(member, pid=pid) for member, pid in zip(self._members, pids, strict=True)]
+        gather(self._submit("host_require_device", Call((), {})), self._members)
         if self.cls.needs_process_group:
             address = gather([self._workers[0].host_open_store.remote()], self._members[:1])[0]
             gather(self._submit("host_join", Call((Shared(address),), {})), self._members)
@@ -223,6 +224,9 @@ def _hosted(cls: type[Worker]) -> type[Worker]:
 
         def host_pid(self) -> int:
             return os.getpid()
+
+        def host_require_device(self) -> None:
+            self._host_rendezvous.require_device()
 
         def host_devices(self) -> str:
             return ",".join(ray.get_runtime_context().get_accelerator_ids()["GPU"])

@@ -1,0 +1,316 @@
+"""The single controller on a real Ray of two local nodes with fake GPUs, and one colocated group for the whole file."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+import ray
+import torch
+from ray import cloudpickle
+from ray.util.placement_group import placement_group_table
+from rlhf_api.runtime_config import LocalNode, WorkerGroup
+from rlhf_runtime.errors import InfrastructureError, InputError, PlacementError, RewardError
+from rlhf_runtime.protocol import DataProto
+from rlhf_runtime.ragged import ragged
+from rlhf_runtime.single_controller import (
+    Dispatch,
+    LocalCluster,
+    PerRank,
+    RayClassWithInitArgs,
+    RayResourcePool,
+    RayWorkerGroup,
+    ResourcePoolManager,
+    Worker,
+    WorkerGroupView,
+    create_colocated_worker_cls,
+    register,
+)
+
+# Workers cannot import a test file by name.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Counted:
+    """Remembers how often it was pickled."""
+
+    pickles = 0
+
+    def __reduce__(self):
+        Counted.pickles += 1
+        return Counted, ()
+
+
+class Role(Worker):
+    def __init__(self, bias: int = 0):
+        self.bias = bias
+        self.rank_at_init = self.rank
+
+    @register()
+    def describe(self, *ignored: object) -> dict:
+        return {
+            "pid": os.getpid(),
+            "rank": self.rank_at_init,
+            "group": str(torch.distributed.group.WORLD.group_name),
+            "env": [os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")],
+            "threads": torch.get_num_threads(),
+            "bias": self.bias,
+        }
+
+    @register(Dispatch.ALL_TO_ALL)
+    def all_reduce(self, value: float) -> float:
+        total = torch.tensor(value)
+        torch.distributed.all_reduce(total)
+        return total.item()
+
+    @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def add_bias(self, data: DataProto) -> DataProto:
+        columns = {name: data.batch[name] for name in ("tokens", "valid")}
+        shifted = {"x": data.batch["x"] + self.bias, "rank": torch.full((len(data),), self.rank)}
+        return DataProto.from_dict(columns | shifted, data.non_tensor_batch, data.meta_info)
+
+    @register(Dispatch.RANK_ZERO)
+    def fail(self) -> None:
+        raise RewardError("rewards.length: got NaN; expected one number a response. Fix: mend it")
+
+    @register()
+    def fail_on_the_last_rank(self) -> None:
+        if self.rank == self.world_size - 1:
+            raise ZeroDivisionError("a bug")
+        torch.distributed.barrier()
+
+    @register()
+    def die_on_the_last_rank(self) -> None:
+        if self.rank == self.world_size - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        torch.distributed.barrier()
+
+
+class Engine(Worker):
+    """A worker that talks to no other, such as a rollout engine."""
+
+    needs_process_group = False
+
+    @register()
+    def devices(self) -> str:
+        return os.environ["CUDA_VISIBLE_DEVICES"]
+
+    @register()
+    def environment(self) -> list[str]:
+        return [os.environ[name] for name in ("FROM_GROUP", "FROM_CLUSTER", "PYTHONPATH")]
+
+    def plain(self, value: int) -> int:
+        return value + 1
+
+
+class Unready(Engine):
+    def __init__(self):
+        raise InputError("models.policy: got no folder; expected one. Fix: name it")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    nodes = [LocalNode(pool=name, resources={"CPU": 1.0, "GPU": 1.0, name: 1.0}) for name in ("a", "b")]
+    with LocalCluster(nodes, python_path=["/of/rewards"], env_vars={"FROM_CLUSTER": "yes"}):
+        yield
+
+
+@pytest.fixture(scope="module")
+def pool(cluster: None) -> Iterator[RayResourcePool]:
+    pool = RayResourcePool("actor", 2, {"CPU": 0.5, "GPU": 0.5}, "STRICT_SPREAD")
+    pool.create(timeout_seconds=30)
+    yield pool
+    pool.remove()
+
+
+@pytest.fixture(scope="module")
+def group(pool: RayResourcePool) -> Iterator[RayWorkerGroup]:
+    roles = {"policy": RayClassWithInitArgs(Role, bias=100), "critic": RayClassWithInitArgs(Role, bias=200)}
+    group = RayWorkerGroup(pool, create_colocated_worker_cls(roles))
+    yield group
+    group.shutdown()
+
+
+@pytest.fixture(scope="module")
+def views(group: RayWorkerGroup) -> dict[str, WorkerGroupView]:
+    return group.spawn(["policy", "critic"])
+
+
+@pytest.fixture
+def policy(views: dict[str, WorkerGroupView]) -> WorkerGroupView:
+    return views["policy"]
+
+
+def test_local_nodes_are_nodes_to_strategies_and_have_devices_of_their_own(pool: RayResourcePool) -> None:
+    assert len(set(pool.bundle_nodes)) == 2
+    assert [sorted({"a", "b"} & node["Resources"].keys()) for node in ray.nodes()] in ([["a"], ["b"]], [["b"], ["a"]])
+    assert {node["Resources"]["CPU"] for node in ray.nodes()} == {1.0}
+
+
+def test_colocated_roles_share_process_and_process_group(views: dict[str, WorkerGroupView]) -> None:
+    policy, critic = views["policy"].describe(), views["critic"].describe()
+    assert [p["pid"] for p in policy] == [c["pid"] for c in critic]
+    assert len({p["pid"] for p in policy}) == 2
+    assert {p["group"] for p in policy} == {c["group"] for c in critic}
+    assert [(p["bias"], c["bias"]) for p, c in zip(policy, critic, strict=True)] == [(100, 200)] * 2
+
+
+def test_rank_environment_and_threads_are_there_when_a_worker_is_made(policy: WorkerGroupView) -> None:
+    described = policy.describe()
+    assert [d["rank"] for d in described] == [0, 1]
+    assert [d["env"] for d in described] == [["0", "2", "0"], ["1", "2", "0"]]
+    assert {d["threads"] for d in described} == {len(os.sched_getaffinity(0))}
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7])
+def test_any_batch_keeps_its_order_and_loses_its_padding(policy: WorkerGroupView, rows: int) -> None:
+    data = DataProto.from_dict(
+        {"x": torch.arange(rows), "tokens": ragged([torch.full((row % 3,), row) for row in range(rows)])},
+        {"text": [f"row {row}" for row in range(rows)]},
+        {"step": 1},
+    )
+    result = policy.add_bias(data).get()
+    assert result.batch["x"].tolist() == [100 + row for row in range(rows)]
+    assert [tokens.tolist() for tokens in result.batch["tokens"].unbind()] == [[r] * (r % 3) for r in range(rows)]
+    assert result.non_tensor_batch["text"].tolist() == [f"row {row}" for row in range(rows)]
+    assert result.batch["valid"].all()
+    assert result.batch["rank"].tolist() == [int(row >= (rows + 1) // 2) for row in range(rows)]
+    assert result.meta_info == {"step": 1}
+
+
+def test_padding_rows_arrive_marked(group: RayWorkerGroup, policy: WorkerGroupView) -> None:
+    data = DataProto.from_dict({"x": torch.arange(1), "tokens": ragged([torch.arange(0)])})
+    chunks = data.pad_to_multiple(2)[0].chunk(2)
+    refs = [w.call_role.remote("policy", "add_bias", c) for w, c in zip(group.workers, chunks, strict=True)]
+    assert [result.batch["valid"].tolist() for result in ray.get(refs)] == [[True], [False]]
+
+
+def test_collectives_work_and_arguments_go_whole_or_one_a_rank(policy: WorkerGroupView) -> None:
+    assert policy.all_reduce(2.0) == [4.0, 4.0]
+    assert policy.all_reduce(PerRank([1.0, 10.0])) == [11.0, 11.0]
+
+
+def test_an_argument_is_pickled_once_a_call(policy: WorkerGroupView) -> None:
+    Counted.pickles = 0
+    policy.describe(Counted())
+    assert Counted.pickles == 1
+
+
+def test_an_error_of_ours_arrives_as_it_was_raised(policy: WorkerGroupView) -> None:
+    with pytest.raises(RewardError) as error:
+        policy.fail()
+    assert type(error.value) is RewardError
+    assert str(error.value) == "rewards.length: got NaN; expected one number a response. Fix: mend it"
+
+
+def test_two_groups_that_start_at_once_do_not_meet(pool: RayResourcePool) -> None:
+    made: dict[str, RayWorkerGroup] = {}
+
+    def make(name: str) -> None:
+        made[name] = RayWorkerGroup(pool, RayClassWithInitArgs(Role, bias=len(name)), num_gpus=0, name=name)
+
+    threads = [threading.Thread(target=make, args=(name,)) for name in ("a", "bb")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    try:
+        assert made.keys() == {"a", "bb"}
+        assert made["a"].all_reduce(PerRank([1.0, 2.0])) == [3.0, 3.0]
+        assert made["bb"].all_reduce(PerRank([10.0, 20.0])) == [30.0, 30.0]
+
+        with pytest.raises(ZeroDivisionError, match="a bug") as bug:
+            made["a"].fail_on_the_last_rank()
+        assert "fail_on_the_last_rank" in str(bug.value.__cause__)
+
+        pid = made["bb"].describe()[1]["pid"]
+        with pytest.raises(InfrastructureError, match=rf"group `bb`, rank 1 \(pid {pid} on node [\d.]+\): got a dead"):
+            made["bb"].die_on_the_last_rank()
+    finally:
+        for group in made.values():
+            group.shutdown()
+
+
+def test_an_engine_sees_the_devices_of_its_siblings_and_answers_by_handle(
+    pool: RayResourcePool, group: RayWorkerGroup
+) -> None:
+    engines = RayWorkerGroup(
+        pool, RayClassWithInitArgs(Engine), visible_devices_from=group, env_vars={"FROM_GROUP": "1"}, name="rollout"
+    )
+    siblings = ray.get([worker.host_devices.remote() for worker in group.workers])
+    seen, environment = engines.devices(), engines.environment()
+    handle = ray.get(engines.workers[0].plain.remote(1))
+    engines.shutdown()
+    assert seen == siblings
+    assert sorted(siblings) == ["0", "1"]
+    assert handle == 2
+    assert [values[:2] for values in environment] == [["1", "yes"]] * 2
+    assert {values[2].split(os.pathsep)[0] for values in environment} == {"/of/rewards"}
+
+
+def test_a_worker_that_cannot_start_is_told_plainly_and_takes_its_group_along(pool: RayResourcePool) -> None:
+    with pytest.raises(InputError, match=r"^models\.policy: got no folder"):
+        RayWorkerGroup(pool, RayClassWithInitArgs(Unready), num_gpus=0)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has working CUDA")
+def test_a_cuda_group_without_cuda_is_refused_by_name(pool: RayResourcePool) -> None:
+    with pytest.raises(InputError, match="group `actor`: got device cuda and no working CUDA"):
+        RayWorkerGroup(pool, RayClassWithInitArgs(Engine), num_gpus=0, device="cuda")
+
+
+def live_placement_groups() -> list[str]:
+    return [table["name"] for table in placement_group_table().values() if table["state"] != "REMOVED"]
+
+
+@pytest.mark.parametrize(
+    ("workers", "bundle", "strategy", "need"),
+    [
+        (3, {"CPU": 1.0}, "PACK", "3 bundles of {CPU: 1} under PACK"),
+        (2, {"GPU": 1.0}, "STRICT_PACK", "2 bundles of {GPU: 1} under STRICT_PACK"),
+        (3, {"CPU": 0.1}, "STRICT_SPREAD", "3 bundles of {CPU: 0.1} under STRICT_SPREAD"),
+        (1, {"tpu": 1.0}, "PACK", "1 bundle of {tpu: 1} under PACK"),
+    ],
+)
+def test_a_group_that_never_fits_is_refused_before_it_is_made(
+    pool: RayResourcePool, workers: int, bundle: dict[str, float], strategy: str, need: str
+) -> None:
+    known = set(placement_group_table())
+    with pytest.raises(PlacementError) as error:
+        RayResourcePool("critic", workers, bundle, strategy).create(timeout_seconds=600)
+    assert "placement group `critic`: got " in str(error.value)
+    assert need in str(error.value)
+    assert set(placement_group_table()) == known
+
+
+def worker_group(name: str, roles: list[str], workers: int, cpus: float) -> WorkerGroup:
+    return WorkerGroup.model_validate(
+        {"name": name, "roles": roles, "workers": workers, "device": "cpu", "gpus_per_worker": 0.0}
+        | {"bundle": {"CPU": cpus}, "strategy": "PACK"}
+    )
+
+
+def test_a_busy_cluster_is_waited_for_in_vain_once_and_nothing_is_left(pool: RayResourcePool) -> None:
+    manager = ResourcePoolManager([worker_group("a", ["policy"], 1, 0.5), worker_group("b", ["reward"], 1, 1.0)], 1.0)
+    with pytest.raises(PlacementError, match=r"`b`: got \{CPU: .*free .*expected room for 1 bundle of \{CPU: 1\}"):
+        manager.create()
+    assert live_placement_groups() == ["actor"]
+
+
+def test_pools_that_do_not_fit_together_are_refused_before_they_are_made(pool: RayResourcePool) -> None:
+    known = set(placement_group_table())
+    manager = ResourcePoolManager([worker_group("a", ["policy"], 2, 1.0), worker_group("b", ["reward"], 1, 1.0)], 600.0)
+    with pytest.raises(PlacementError, match=r"got 2 CPU on the 2 node\(s\) that they share; expected 3"):
+        manager.create()
+    assert set(placement_group_table()) == known
+
+
+def test_pools_are_found_by_role(pool: RayResourcePool) -> None:
+    manager = ResourcePoolManager([worker_group("a", ["policy", "critic"], 1, 0.5)], 30.0)
+    manager.create()
+    assert manager.pool("critic").name == "a"
+    assert len(manager.pool("policy").bundle_nodes) == 1
+    manager.shutdown()
+    assert live_placement_groups() == ["actor"]

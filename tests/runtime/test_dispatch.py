@@ -1,0 +1,199 @@
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rlhf_api.runtime_config import LocalNode
+from rlhf_runtime.errors import PlacementError
+from rlhf_runtime.protocol import DataProto
+from rlhf_runtime.ragged import ragged
+from rlhf_runtime.single_controller import Dispatch, Execute, PerRank, RayResourcePool, register
+from rlhf_runtime.single_controller.decorator import MODES, Call, Shared, registered_methods
+from rlhf_runtime.single_controller.local_cluster import NodeArguments, device_shares, worker_environment
+from rlhf_runtime.single_controller.resource_pool import check_together
+from rlhf_runtime.single_controller.worker import Rendezvous, Seat, assign_seats
+
+
+def run(mode: Dispatch, world_size: int, method, *args, **kwargs):
+    """What a group does, without processes."""
+
+    def of_rank(argument, rank):
+        return argument.value if isinstance(argument, Shared) else argument.values[rank]
+
+    call: Call = MODES[mode].dispatch(world_size, args, kwargs)
+    results = [
+        method(*(of_rank(a, rank) for a in call.args), **{k: of_rank(a, rank) for k, a in call.kwargs.items()})
+        for rank in range(world_size)
+    ]
+    return MODES[mode].collect(call, results)
+
+
+def batch_of(rows: int) -> DataProto:
+    return DataProto.from_dict(
+        {"x": torch.arange(rows), "tokens": ragged([torch.full((row % 3,), row) for row in range(rows)])}
+    )
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(1, 4).flatmap(lambda ranks: st.tuples(st.just(ranks), st.integers(1, 3 * ranks))))
+def test_a_batch_of_any_size_comes_back_in_order(case: tuple[int, int]) -> None:
+    ranks, rows = case
+    seen: list[DataProto] = []
+
+    def double(data: DataProto, factor: int) -> DataProto:
+        seen.append(data)
+        return DataProto.from_dict({"y": data.batch["x"] * factor, "tokens": data.batch["tokens"]})
+
+    result = run(Dispatch.DP_COMPUTE_PROTO, ranks, double, batch_of(rows), factor=2)
+
+    assert result.batch["y"].tolist() == [2 * row for row in range(rows)]
+    assert [t.tolist() for t in result.batch["tokens"].unbind()] == [[row] * (row % 3) for row in range(rows)]
+    valid = torch.cat([data.batch["valid"] for data in seen])
+    assert valid.tolist() == [True] * rows + [False] * (-rows % ranks)
+    assert len({len(data) for data in seen}) == 1
+
+
+def test_samples_of_padding_rows_are_dropped_too() -> None:
+    def sample_twice(data: DataProto) -> DataProto:
+        return DataProto.from_dict({"x": data.batch["x"].repeat_interleave(2)})
+
+    result = run(Dispatch.DP_COMPUTE_PROTO, 2, sample_twice, batch_of(3))
+    assert result.batch["x"].tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_results_that_are_no_batch_come_by_rank() -> None:
+    assert run(Dispatch.DP_COMPUTE_PROTO, 2, len, batch_of(3)) == [2, 2]
+
+
+def test_a_list_is_whole_unless_it_is_marked() -> None:
+    assert run(Dispatch.ALL_TO_ALL, 2, list, [5, 6]) == [[5, 6], [5, 6]]
+    assert run(Dispatch.ALL_TO_ALL, 2, int, PerRank([5, 6])) == [5, 6]
+    assert run(Dispatch.ONE_TO_ALL, 2, list, [5, 6]) == [[5, 6], [5, 6]]
+    assert run(Dispatch.DP_COMPUTE, 2, int, [5, 6]) == [5, 6]
+    assert run(Dispatch.RANK_ZERO, 2, list, [5, 6]) == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("mode", "args", "message"),
+    [
+        (Dispatch.DP_COMPUTE, ([1],), "got 1 items; expected 2"),
+        (Dispatch.DP_COMPUTE, (7,), "got int; expected a list"),
+        (Dispatch.ALL_TO_ALL, (PerRank([1, 2, 3]),), "got 3 items; expected 2"),
+        (Dispatch.DP_COMPUTE_PROTO, (7,), "no DataProto"),
+        (Dispatch.DP_COMPUTE_PROTO, (batch_of(1), batch_of(2)), "all of one length"),
+    ],
+)
+def test_arguments_that_cannot_be_spread_are_refused(mode: Dispatch, args: tuple, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MODES[mode].dispatch(2, args, {})
+
+
+def test_a_result_with_rows_that_belong_to_no_row_is_refused() -> None:
+    with pytest.raises(ValueError, match="got 6 rows for 4"):
+        run(Dispatch.DP_COMPUTE_PROTO, 2, lambda data: batch_of(3), batch_of(4))
+
+
+def test_register_marks_methods_and_inherits_them() -> None:
+    class Base:
+        @register(Dispatch.RANK_ZERO)
+        def first(self): ...
+
+        def plain(self): ...
+
+    class Role(Base):
+        @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
+        def spread(self): ...
+
+    methods = registered_methods(Role)
+    assert methods.keys() == {"first", "spread"}
+    assert methods["first"].execute_mode is Execute.RANK_ZERO
+    assert methods["spread"].execute_mode is Execute.ALL
+    assert not methods["spread"].blocking
+
+
+def test_register_refuses_data_for_ranks_that_do_not_run() -> None:
+    with pytest.raises(ValueError, match="got RANK_ZERO with DP_COMPUTE_PROTO"):
+        register(Dispatch.DP_COMPUTE_PROTO, Execute.RANK_ZERO)
+
+
+def test_ranks_follow_nodes_even_where_bundles_do_not() -> None:
+    seats = assign_seats("actor", ["b", "a", "b", "a", "a"], "cpu")
+    assert [bundle for _, bundle in seats] == [0, 2, 1, 3, 4]
+    assert [(seat.rank, seat.local_rank, seat.local_world_size) for seat, _ in seats] == [
+        (0, 0, 2),
+        (1, 1, 2),
+        (2, 0, 3),
+        (3, 1, 3),
+        (4, 2, 3),
+    ]
+
+
+NODES = {"n1": {"CPU": 2.0, "GPU": 1.0}, "n2": {"CPU": 2.0, "GPU": 1.0}}
+
+
+@pytest.mark.parametrize(
+    ("workers", "bundle", "strategy", "words"),
+    [
+        (
+            4,
+            {"CPU": 1, "GPU": 1},
+            "PACK",
+            ["4 bundles of {CPU: 1, GPU: 1} under PACK", "n1 ({CPU: 2, GPU: 1}) room for 1"],
+        ),
+        (2, {"GPU": 1}, "STRICT_PACK", ["2 bundles of {GPU: 1} under STRICT_PACK (all on one node)", "room for 1"]),
+        (3, {"CPU": 1}, "STRICT_SPREAD", ["3 bundles", "each on a node of its own", "room for 2"]),
+        (1, {"tpu": 1}, "SPREAD", ["1 bundle of {tpu: 1}", "n2 ({tpu: 0}) room for 0"]),
+    ],
+)
+def test_a_group_that_never_fits_is_told_with_need_and_have(workers, bundle, strategy, words: list[str]) -> None:
+    with pytest.raises(PlacementError) as error:
+        RayResourcePool("actor", workers, bundle, strategy).check(NODES)
+    for word in ["placement group `actor`: got", "Fix:", *words]:
+        assert word in str(error.value)
+
+
+def test_groups_that_fit_alone_but_not_together_are_told_so() -> None:
+    actor, critic = (RayResourcePool(name, 2, {"GPU": 1.0}, "PACK") for name in ("actor", "critic"))
+    check_together([actor], NODES)
+    with pytest.raises(PlacementError, match=r"`actor` .*`critic` .*got 2 GPU .*expected 4"):
+        check_together([actor, critic], NODES)
+
+
+def test_groups_on_nodes_of_their_own_do_not_compete() -> None:
+    nodes = {"n1": {"CPU": 2.0, "a": 2.0}, "n2": {"CPU": 2.0, "b": 2.0}}
+    pools = [RayResourcePool(name, 2, {"CPU": 1.0, name: 1.0}, "PACK") for name in ("a", "b")]
+    check_together(pools, nodes)
+    more = RayResourcePool("more", 1, {"CPU": 1.0, "a": 0.001}, "PACK")
+    with pytest.raises(
+        PlacementError, match=r"`a` .*`more` .*got 2 CPU on the 1 node\(s\) that they share; expected 3"
+    ):
+        check_together([*pools, more], nodes)
+
+
+def test_a_local_node_offers_its_resources_and_nothing_detected() -> None:
+    node = LocalNode(pool="train", resources={"CPU": 1.5, "GPU": 2.0, "pool-train": 1.0})
+    assert NodeArguments.of(node) == NodeArguments(2, 2, {"pool-train": 1})
+    assert NodeArguments.of(LocalNode(pool="bare", resources={})) == NodeArguments(0, 0, {})
+
+
+def test_local_nodes_share_out_the_devices_of_the_machine() -> None:
+    nodes = [NodeArguments(1, gpus, {}) for gpus in (2, 0, 1)]
+    assert [share["CUDA_VISIBLE_DEVICES"] for share in device_shares(nodes, None)] == ["0,1", "", "2"]
+    assert [share["CUDA_VISIBLE_DEVICES"] for share in device_shares(nodes, "4,6,7")] == ["4,6", "", "7"]
+
+
+def test_groups_that_start_at_once_never_share_a_port() -> None:
+    for _ in range(20):
+        meetings = [Rendezvous(Seat(group=str(index), world_size=2), 10) for index in range(8)]
+        with ThreadPoolExecutor(8) as pool:
+            addresses = list(pool.map(lambda meeting: meeting.open_store("127.0.0.1"), meetings))
+        assert len(set(addresses)) == 8
+
+
+def test_python_path_goes_before_the_inherited_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/inherited")
+    assert worker_environment(["/a", "/b"], {"X": "1"}) == {"X": "1", "PYTHONPATH": "/a:/b:/inherited"}
+    monkeypatch.delenv("PYTHONPATH")
+    assert worker_environment(["/a"], {}) == {"PYTHONPATH": "/a"}
+    assert worker_environment([], {}) == {}
