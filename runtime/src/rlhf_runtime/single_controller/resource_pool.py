@@ -186,8 +186,8 @@ def check_together(pools: Sequence[RayResourcePool], nodes: Mapping[str, Mapping
             if need > have + 1e-6:
                 wants = ", ".join(f"`{pool.name}` {pool.workers} of {_resources(pool.bundle)}" for pool in inside)
                 raise PlacementError(
-                    f"placement groups {wants}: got {have:g} {key} on the {len(home)} node(s) that they share; expected "
-                    f"{need:g}. Fix: add nodes or resources, or ask for fewer workers"
+                    f"placement groups {wants}: got {have:g} {key} on the {len(home)} node(s) that they share; "
+                    f"expected {need:g}. Fix: add nodes or resources, or ask for fewer workers"
                 )
 
 
