@@ -18,6 +18,7 @@ from rlhf_runtime.errors import InputError, WeightSyncError
 from rlhf_runtime.weight_sync.verify import ReceivedWeights
 
 if TYPE_CHECKING:
+    from transformers import PretrainedConfig
     from vllm import LLM
 
 ENVIRONMENT = {
@@ -186,14 +187,17 @@ class VLLMEngine:
 def _start(model: Path, settings: EngineSettings) -> "LLM":
     os.environ.update(ENVIRONMENT)
     # Imported after the environment is set, and only where an engine runs: it takes seconds.
+    from transformers import AutoConfig
     from vllm import LLM
     from vllm.config import WeightTransferConfig
 
     from rlhf_runtime.weight_sync.transports import ENGINE_BACKENDS, WORKER_EXTENSION
 
     on_cpu = settings.device == "cpu"
+    config = AutoConfig.from_pretrained(model, local_files_only=True)
     if on_cpu:
-        _check_head_size(model)
+        _check_head_size(config)
+    _load_architectures(config.architectures)
     try:
         return LLM(
             str(model),
@@ -212,18 +216,29 @@ def _start(model: Path, settings: EngineSettings) -> "LLM":
         )
     except ValueError as error:
         raise InputError(
-            f"models.policy: got {model}, which vLLM refuses ({error}); expected a model and a KV cache that it runs on "
+            f"models.policy: got {model}, which vLLM refuses ({error}); expected a model and a KV cache that fit "
             f"{settings.device}. Fix: choose another model, or change `rollout` or the lengths in `data`"
         ) from error
 
 
-def _check_head_size(model: Path) -> None:
+def _load_architectures(names: Sequence[str]) -> None:
+    """Import the model's class here, or vllm starts a second interpreter that imports all of itself to look at it.
+
+    It remembers what it saw in a cache folder, which a new machine or pod does not have.
+    """
+    from vllm import ModelRegistry
+
+    for name in names:
+        if name in ModelRegistry.models:
+            ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
+
+
+def _check_head_size(config: "PretrainedConfig") -> None:
     """VLLM itself fails at the first token, in words that help nobody."""
-    from transformers import AutoConfig
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
-    config = AutoConfig.from_pretrained(model, local_files_only=True).get_text_config()
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    text = config.get_text_config()
+    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     if size not in (sizes := CPUAttentionBackend.get_supported_head_sizes()):
         raise InputError(
             f"models.policy: got attention heads of size {size}; expected one of {sizes}, which vLLM has for CPU. "

@@ -1,0 +1,411 @@
+"""Weight sync into real vLLM engines: a trainer and two engines, each a Ray actor, joined by vLLM's own Ray client."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+from ray import cloudpickle
+from rlhf_api import RuntimeConfig
+from rlhf_api.roles import ModelSource, RandomModel
+from rlhf_api.runtime_config import SyncPath
+from rlhf_runtime.engines.vllm_engine import EngineSettings, Sampling, VLLMEngine
+from rlhf_runtime.errors import InputError, WeightSyncError
+from rlhf_runtime.models import materialize
+from rlhf_runtime.protocol import DataProto
+from rlhf_runtime.ragged import lengths, ragged
+from rlhf_runtime.weight_sync import SyncReport, sync_weights
+from rlhf_runtime.weight_sync.verify import checksum
+from rlhf_runtime.workers.rollout import RolloutWorker
+
+# Workers cannot import a test file by name.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+PROMPTS = [[10, 20, 30], [40, 50, 60, 70], [5] * 11]
+LONG = [list(torch.randint(2, 90, (200,), generator=torch.Generator().manual_seed(0)).tolist())]
+GREEDY = Sampling(temperature=0.0, max_tokens=16, stop_token_ids=(1,))
+BUCKET = 40_000
+"""Bytes: a sync of the tests' model takes several buckets, and some layers are cut between two."""
+
+
+def source(seed: int, tied: bool) -> ModelSource:
+    """A model so peaked that two seeds never agree on a greedy continuation."""
+    config = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "initializer_range": 0.4,
+        "tie_word_embeddings": tied,
+    }
+    return ModelSource(random=RandomModel(architecture="qwen2", config=config, seed=seed))
+
+
+class ProbedRollout(RolloutWorker):
+    """A rollout worker that can be looked into and started again on another model."""
+
+    def __init__(self, config: RuntimeConfig) -> None:
+        # vLLM takes its process-wide state down with the first engine that goes.
+        self._kept: list[VLLMEngine] = getattr(self, "_kept", [])
+        super().__init__(config)
+        self._kept.append(self._engine)
+
+    def restart(self, config: RuntimeConfig) -> None:
+        self.__init__(config)
+
+    def sample(self, prompts: list[list[int]], sampling: Sampling, version: int) -> list[tuple[list[int], list[float]]]:
+        responses = self._engine.generate(prompts, list(range(len(prompts))), sampling, version)
+        return [(response.token_ids, response.log_probs) for response in responses]
+
+    def fresh(self, folder: str, settings: EngineSettings) -> tuple[list[list[int]], dict[str, int]]:
+        """Greedy tokens and readable parameters of an engine that loads a folder itself."""
+        engine = VLLMEngine(Path(folder), settings)
+        self._kept.append(engine)
+        tokens = [response.token_ids for response in engine.generate(PROMPTS, [0, 1, 2], GREEDY, 0)]
+        return tokens, self._checksums(engine)
+
+    def parameters(self) -> dict[str, int]:
+        return self._checksums(self._engine)
+
+    def cached_tokens(self) -> int:
+        """Tokens of the long prompt that are found in the prefix cache."""
+        from vllm import SamplingParams
+
+        parameters = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
+        output = self._engine.llm.generate({"prompt_token_ids": LONG[0]}, parameters, use_tqdm=False)[0]
+        return output.num_cached_tokens or 0
+
+    def refuse_reset(self, refuse: bool) -> None:
+        if refuse:
+            self._engine.llm.reset_prefix_cache = lambda *_, **__: False
+        else:
+            vars(self._engine.llm).pop("reset_prefix_cache", None)
+
+    def unsupported(self, settings: EngineSettings, cache: str) -> None:
+        """Start an engine on heads of a size that vLLM has no CPU kernel for."""
+        config = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4}
+        model = ModelSource(random=RandomModel(architecture="qwen2", config=config))
+        VLLMEngine(materialize(model, Path(cache)), settings)
+
+    @staticmethod
+    def _checksums(engine: VLLMEngine) -> dict[str, int]:
+        parameters = engine.llm.apply_model(lambda model: dict(model.named_parameters()))[0]
+        return {name: checksum(tensor) for name, tensor in parameters.items()}
+
+
+class Trainer:
+    """Stands for the policy's only rank, with ways to go wrong."""
+
+    def connect(self, model: ModelSource, cache: str, engines: list[Any], transport: str, device: str) -> None:
+        from rlhf_runtime.weight_sync.sender import WeightSender
+
+        self.folder = materialize(model, Path(cache))
+        self.network = self._load(self.folder).to(device)
+        wrapped = torch.nn.ModuleDict({"network": self.network, "value_head": torch.nn.Linear(2, 2)})
+        path = SyncPath(transport=transport, reason="test", bucket_bytes=BUCKET)
+        self.sender = WeightSender(wrapped, "network.", path, engines, rank=0)
+
+    def load(self, model: ModelSource, cache: str) -> str:
+        """Take on the weights of another model and say where they lie."""
+        self.folder = materialize(model, Path(cache))
+        self.network.load_state_dict(self._load(self.folder).state_dict())
+        return str(self.folder)
+
+    def send_weights(self) -> Any:
+        return self.sender.send()
+
+    def send_wrongly(self, how: str) -> Any:
+        client, source = self.sender._transfer.client, self.sender._source
+        update, parameters = client.update_weights, source._parameters
+
+        def flip(info: dict[str, Any]) -> None:
+            if "model.layers.1.mlp.up_proj.weight" in info["names"]:
+                at = info["offsets"][info["names"].index("model.layers.1.mlp.up_proj.weight")]
+                self.sender._transfer._buffer[at + 5] ^= 4
+            update(info)
+
+        def lose(info: dict[str, Any]) -> None:
+            lost = {"model.layers.0.self_attn.k_proj.bias", "model.norm.weight"}
+            kept = [index for index, name in enumerate(info["names"]) if name not in lost]
+            lists = ("names", "dtype_names", "shapes", "offsets")
+            update(info | {key: [info[key][index] for index in kept] for key in lists})
+
+        def stop(info: dict[str, Any]) -> None:
+            raise RuntimeError("the engine is gone")
+
+        def without(*left_out: str) -> Callable[[], Iterator[tuple[str, torch.Tensor]]]:
+            return lambda: ((name, value) for name, value in parameters() if name not in left_out)
+
+        match how:
+            case "nothing moved":
+                client.update_weights = lambda info: None
+            case "flipped":
+                client.update_weights = flip
+            case "lost":
+                client.update_weights = lose
+            case "broken off":
+                client.update_weights = stop
+            case "norm left out":
+                source._parameters = without("model.layers.1.input_layernorm.weight")
+            case "part left out":
+                source._parameters = without("model.layers.0.self_attn.k_proj.weight")
+        try:
+            return self.sender.send()
+        finally:
+            client.update_weights, source._parameters = update, parameters
+
+    def gathered(self) -> tuple[int, int]:
+        """Tensors gathered in the last send, and tensors that there are."""
+        return len(self.sender._source.checksums), len(self.sender._source.metadata())
+
+    @torch.no_grad()
+    def greedy(self, prompts: list[list[int]] = PROMPTS) -> list[list[int]]:
+        return [self._continue(prompt) for prompt in prompts]
+
+    @torch.no_grad()
+    def log_probs(self, prompt: list[int], response: list[int], temperature: float) -> list[float]:
+        logits = self.network(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
+        every = (logits / temperature).log_softmax(-1)
+        return every[range(len(response)), response].tolist()
+
+    def _continue(self, prompt: list[int]) -> list[int]:
+        tokens = list(prompt)
+        while len(tokens) < len(prompt) + GREEDY.max_tokens and tokens[-1] != 1:
+            tokens.append(int(self.network(torch.tensor([tokens])).logits[0, -1].argmax()))
+        return tokens[len(prompt) :]
+
+    @staticmethod
+    def _load(folder: Path) -> torch.nn.Module:
+        from transformers import AutoModelForCausalLM
+
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+class Group:
+    """Stands for a RayWorkerGroup: every method on every actor, answers as a list."""
+
+    def __init__(self, actors: list[Any]) -> None:
+        self.actors = actors
+
+    def __getattr__(self, name: str) -> Callable[..., list[Any]]:
+        return lambda *args: ray.get([getattr(actor, name).remote(*args) for actor in self.actors])
+
+
+class WrongPolicy:
+    """A policy group whose sends go wrong."""
+
+    def __init__(self, trainer: Group, how: str) -> None:
+        self.send_weights = lambda: trainer.send_wrongly(how)
+
+
+class Stage:
+    """One trainer and two engines."""
+
+    def __init__(self, cache: Path, engines: int, device: str, transport: str, **resources: float) -> None:
+        self.cache, self.device, self.transport = str(cache), device, transport
+        self.trainer = Group([ray.remote(**resources)(Trainer).remote()])
+        self.tied = False
+        rollout = ray.remote(**resources)(ProbedRollout)
+        self.rollout = Group([rollout.remote(self.config(self.tied)) for _ in range(engines)])
+        self.version = 0
+        self.settings = EngineSettings.of(self.config(self.tied))
+
+    def prepare(self, tied: bool) -> None:
+        """Engines on the weights of seed 0, joined to the trainer."""
+        if tied != self.tied:
+            self.rollout.restart(self.config(tied))
+            self.tied, self.version = tied, 0
+        self.trainer.connect(source(0, tied), self.cache + "/models", self.rollout.actors, self.transport, self.device)
+
+    def load(self, seed: int) -> str:
+        """Give the trainer the weights of a seed and say where they lie."""
+        return self.trainer.load(source(seed, self.tied), self.cache + "/models")[0]
+
+    def config(self, tied: bool) -> RuntimeConfig:
+        group = {"name": "all", "roles": ["policy", "rollout"], "workers": 1, "device": self.device, "gpusPerWorker": 0}
+        policy = source(0, tied).model_dump(by_alias=True)
+        return RuntimeConfig.parse(
+            {
+                "schemaVersion": 1,
+                "name": "sync",
+                "runDir": self.cache,
+                "seed": 3,
+                "models": dict.fromkeys(("policy", "critic", "reference"), policy),
+                "rewards": [{"name": "digits", "function": {"name": "digit_share"}}],
+                "data": {"prompts": {"builtin": "arithmetic"}, "maxPromptLength": 224, "maxResponseLength": 16},
+                "algorithm": {},
+                "rollout": {"temperature": 0.7, "gpuMemoryUtilization": 0.3},
+                "training": {"steps": 1, "policyOptimizer": {}, "criticOptimizer": {}, "microBatchTokens": 512},
+                "groups": [{**group, "bundle": {"CPU": 1}, "strategy": "PACK"}],
+                "weightSync": {"transport": self.transport, "reason": "one node", "bucketBytes": BUCKET},
+                "pythonPath": [],
+                "observability": {},
+                "localNodes": [],
+            }
+        )
+
+    def sync(self, policy: Any = None) -> SyncReport:
+        self.version += 1
+        return sync_weights(policy or self.trainer, self.rollout, self.version)
+
+    def greedy(self, prompts: list[list[int]] = PROMPTS) -> list[list[list[int]]]:
+        """Greedy tokens of each engine."""
+        return [[tokens for tokens, _ in engine] for engine in self.rollout.sample(prompts, GREEDY, self.version)]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def stage(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Stage:
+    return Stage(tmp_path_factory.mktemp("sync"), 2, "cpu", "shm", num_cpus=1)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["untied", "tied"])
+def synced(stage: Stage, request: pytest.FixtureRequest) -> dict[str, Any]:
+    """The engines' greedy tokens on either side of a sync from seed 0's weights to seed 1's."""
+    stage.prepare(request.param)
+    folder = stage.load(1)
+    before, report, after = stage.greedy(), stage.sync(), stage.greedy()
+    return {"before": before, "report": report, "after": after, "folder": folder}
+
+
+def test_engines_generate_as_an_engine_that_loaded_the_new_weights(stage: Stage, synced: dict[str, Any]) -> None:
+    fresh, parameters = ray.get(stage.rollout.actors[0].fresh.remote(synced["folder"], stage.settings))
+    assert fresh == stage.trainer.greedy()[0]
+    assert all(old != new for engine in synced["before"] for old, new in zip(engine, fresh, strict=True))
+    assert synced["after"] == [fresh, fresh]
+    assert stage.rollout.parameters() == [parameters, parameters]
+
+
+def test_a_report_counts_each_tensor_once(stage: Stage, synced: dict[str, Any]) -> None:
+    file_bytes = sum(path.stat().st_size for path in Path(synced["folder"]).glob("*.safetensors"))
+    assert synced["report"].version == 1
+    assert file_bytes - 8192 < synced["report"].bytes < file_bytes
+
+
+def test_nothing_lies_in_shared_memory(stage: Stage, synced: dict[str, Any]) -> None:
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith("rlhf-") and "test" not in name]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probabilities_are_the_trainers(stage: Stage, synced: dict[str, Any], temperature: float) -> None:
+    sampling = Sampling(temperature=temperature, max_tokens=16, stop_token_ids=(1,))
+    other = 1.7 - temperature
+    mismatch = 0.0
+    for response in stage.rollout.sample(PROMPTS, sampling, stage.version):
+        for prompt, (tokens, log_probs) in zip(PROMPTS, response, strict=True):
+            assert log_probs == pytest.approx(stage.trainer.log_probs(prompt, tokens, temperature)[0], abs=1e-4)
+            wrong = torch.tensor(stage.trainer.log_probs(prompt, tokens, other)[0])
+            mismatch = max(mismatch, float((torch.tensor(log_probs) - wrong).abs().max()))
+    assert mismatch > 0.1
+
+
+def test_a_row_depends_on_its_sample_index_and_not_on_its_engine(stage: Stage, synced: dict[str, Any]) -> None:
+    prompts = [PROMPTS[0]] * 4 + PROMPTS[1:]
+    columns = {
+        "prompt_ids": ragged([torch.tensor(prompt) for prompt in prompts]),
+        "sample_index": torch.tensor([0, 1, 2, 0, 4, 5]),
+    }
+    batch = DataProto.from_dict(columns)
+    first, second = stage.rollout.actors
+    whole = ray.get(first.generate.remote(batch, stage.version)).batch
+    halves = ray.get(
+        [
+            actor.generate.remote(half, stage.version)
+            for actor, half in zip((second, first), batch.chunk(2), strict=True)
+        ]
+    )
+    split = DataProto.concat(halves).batch
+    rows = [row.tolist() for row in whole["response_ids"].unbind()]
+    assert rows == [row.tolist() for row in split["response_ids"].unbind()]
+    assert rows[0] == rows[3]
+    assert rows[0] != rows[1] != rows[2]
+    assert whole["weight_version"].tolist() == [stage.version] * 6
+    assert torch.equal(lengths(whole["response_ids"]), lengths(whole["rollout_log_probs"]))
+    assert all(len(row) == 16 or row[-1] == 1 for row in rows)
+
+
+def test_prefixes_cached_before_a_sync_are_forgotten(stage: Stage, synced: dict[str, Any]) -> None:
+    old = stage.greedy(LONG)
+    assert min(stage.rollout.cached_tokens()) >= 128
+    stage.load(0)
+    stage.sync()
+    new = stage.greedy(LONG)
+    assert new == [stage.trainer.greedy(LONG)[0]] * 2
+    assert new != old
+    stage.load(1)
+    stage.rollout.refuse_reset(True)
+    with pytest.raises(WeightSyncError, match="prefix cache"):
+        stage.sync()
+    with pytest.raises(WeightSyncError, match="while paused"):
+        stage.greedy()
+    stage.rollout.refuse_reset(False)
+    stage.sync()
+    assert stage.greedy(LONG) == old
+
+
+@pytest.mark.parametrize(
+    ("how", "name"),
+    [
+        ("nothing moved", "model.embed_tokens.weight"),
+        ("flipped", "model.layers.1.mlp.up_proj.weight"),
+        ("lost", "model.layers.0.self_attn.k_proj.bias"),
+        ("norm left out", "model.layers.1.input_layernorm.weight"),
+        ("part left out", "model.layers.0.self_attn.qkv_proj.bias"),
+    ],
+)
+def test_a_sync_that_goes_wrong_names_the_first_tensor(
+    stage: Stage, synced: dict[str, Any], how: str, name: str
+) -> None:
+    with pytest.raises(WeightSyncError, match=f"weightSync: {name}: got"):
+        stage.sync(WrongPolicy(stage.trainer, how))
+    with pytest.raises(WeightSyncError, match="while paused"):
+        stage.greedy()
+    stage.sync()
+    assert stage.greedy() == synced["after"]
+
+
+def test_another_version_is_refused(stage: Stage, synced: dict[str, Any]) -> None:
+    for version in (stage.version - 1, stage.version + 1):
+        with pytest.raises(WeightSyncError, match=f"version {version}; expected {stage.version}"):
+            stage.rollout.sample(PROMPTS, GREEDY, version)
+
+
+def test_a_model_that_vllm_cannot_run_here_is_refused_at_the_start(stage: Stage, synced: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"models.policy: got attention heads of size 16; expected one of"):
+        stage.rollout.unsupported(stage.settings, stage.cache + "/models")
+
+
+def test_a_send_that_breaks_off_still_gathers_every_tensor(stage: Stage) -> None:
+    """Other ranks of a sharded policy would else wait in a gather for ever.
+
+    The last test, on whatever model is there: the engines are lost, and vLLM's engines of a process share modules.
+    """
+    with pytest.raises(WeightSyncError, match="the engine is gone"):
+        stage.sync(WrongPolicy(stage.trainer, "broken off"))
+    gathered, tensors = stage.trainer.gathered()[0]
+    assert gathered == tensors > 10
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA IPC needs a GPU; `shm` stands for it here")
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_weights_arrive_over_cuda_ipc(cluster: None, tmp_path: Path, tied: bool) -> None:
+    stage = Stage(tmp_path, 1, "cuda", "ipc", num_cpus=1, num_gpus=0.5)
+    stage.prepare(tied)
+    folder = stage.load(1)
+    before = stage.greedy()
+    assert stage.sync().version == 1
+    fresh, parameters = ray.get(stage.rollout.actors[0].fresh.remote(folder, stage.settings))
+    assert stage.greedy() == [fresh] != before
+    assert stage.rollout.parameters() == [parameters]
