@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import traceback
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -78,7 +79,7 @@ def _train(config: RuntimeConfig) -> None:
     from rlhf_runtime.trainer import train
 
     summary = train(config, inputs)
-    print(json.dumps(summary), flush=True)
+    print(json.dumps(asdict(summary)), flush=True)
 
 
 def _parse_arguments() -> argparse.Namespace:

@@ -1,0 +1,73 @@
+"""From the plan's groups to worker groups: which class runs a role, and which roles share a process.
+
+Training roles of a group share one process and its GPU. A rollout engine is always a process of its own: beside training
+roles it takes no GPU from Ray and sees that of its sibling. A reward worker computes with Python alone.
+"""
+
+from rlhf_api import RuntimeConfig
+from rlhf_api.roles import TORCH_ROLES, Role
+from rlhf_api.runtime_config import WorkerGroup
+
+from rlhf_runtime.single_controller import (
+    RayClassWithInitArgs,
+    RayResourcePool,
+    RayWorkerGroup,
+    ResourcePoolManager,
+    Worker,
+    WorkerGroupView,
+    create_colocated_worker_cls,
+)
+from rlhf_runtime.workers.critic import CriticWorker
+from rlhf_runtime.workers.policy import PolicyWorker
+from rlhf_runtime.workers.reference import ReferenceWorker
+from rlhf_runtime.workers.reward import RewardWorker
+from rlhf_runtime.workers.rollout import RolloutWorker
+
+WORKERS: dict[Role, type[Worker]] = {
+    "policy": PolicyWorker,
+    "critic": CriticWorker,
+    "reference": ReferenceWorker,
+    "rollout": RolloutWorker,
+    "reward": RewardWorker,
+}
+
+RoleGroups = dict[Role, RayWorkerGroup | WorkerGroupView]
+"""What the driver commands a role through."""
+
+
+def spawn_worker_groups(config: RuntimeConfig, pools: ResourcePoolManager) -> RoleGroups:
+    """Start the workers of every role, all at once, without waiting for them (`RayWorkerGroup.wait_ready`).
+
+    Args:
+        config: What each worker is constructed with.
+        pools: The created pools, by group name.
+    """
+    roles: RoleGroups = {}
+    for group in config.groups:
+        roles |= _spawn_group(config, group, pools.pools[group.name])
+    return roles
+
+
+def _spawn_group(config: RuntimeConfig, group: WorkerGroup, pool: RayResourcePool) -> RoleGroups:
+    init = {role: RayClassWithInitArgs(WORKERS[role], config) for role in group.roles}
+    roles: RoleGroups = {}
+    training = None
+    if shared := {role: init[role] for role in group.roles if role in TORCH_ROLES}:
+        training = RayWorkerGroup(
+            pool, create_colocated_worker_cls(shared), name=f"{group.name}/training", device=group.device, num_cpus=1
+        )
+        roles |= training.spawn(shared)
+    if "rollout" in init:
+        roles["rollout"] = RayWorkerGroup(
+            pool,
+            init["rollout"],
+            name=f"{group.name}/rollout",
+            device=group.device,
+            num_cpus=1,
+            visible_devices_from=training,
+        )
+    if "reward" in init:
+        roles["reward"] = RayWorkerGroup(
+            pool, init["reward"], name=f"{group.name}/reward", device="cpu", num_cpus=1, num_gpus=0
+        )
+    return roles

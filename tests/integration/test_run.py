@@ -1,0 +1,217 @@
+"""`rlhf run` as a person meets it: a real process, real Ray, real vLLM."""
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ruamel.yaml
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+RLHF = Path(sys.executable).parent / "rlhf"
+METRICS = {
+    "step", "reward_mean", "kl", "entropy", "policy_loss", "value_loss", "explained_variance", "clip_fraction",
+    "weight_version", "sync_path", "response_tokens", "tokens_per_second", "time/rollout", "time/logprob", "time/value",
+    "time/reward", "time/update", "time/sync", "sync_bytes",
+}  # fmt: skip
+yaml = ruamel.yaml.YAML(typ="safe", pure=True)
+
+
+def quickstart() -> dict:
+    return yaml.load((EXAMPLES / "01-quickstart.yaml").read_text())
+
+
+def small(steps: int) -> dict:
+    """The quickstart with fewer and smaller steps."""
+    job = quickstart()
+    job["spec"]["training"]["steps"] = steps
+    job["spec"]["data"] |= {"batchSize": 8, "maxResponseLength": 8}
+    job["spec"]["algorithm"]["ppo"].pop("miniBatchSize", None)
+    return job
+
+
+class Run:
+    """One `rlhf run` in a folder of its own, whose processes can be told from all others by a mark they inherit."""
+
+    def __init__(self, folder: Path, job: dict) -> None:
+        self.folder = folder
+        self.mark = f"RLHF_TEST_MARK={uuid.uuid4().hex}"
+        name, value = self.mark.split("=")
+        with (folder / "job.yaml").open("w") as file:
+            ruamel.yaml.YAML().dump(job, file)
+        self.process = subprocess.Popen(
+            [RLHF, "run", "job.yaml"],
+            cwd=folder,
+            env=os.environ | {name: value},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.output: list[str] = []
+
+    def wait_for_line(self, part: str) -> None:
+        for line in self.process.stdout:
+            self.output.append(line)
+            if part in line:
+                return
+        pytest.fail(f"the run ended before it said {part!r}:\n{self.text}")
+
+    def finish(self, timeout: float = 240) -> int:
+        rest, _ = self.process.communicate(timeout=timeout)
+        self.output.append(rest)
+        return self.process.returncode
+
+    @property
+    def text(self) -> str:
+        return "".join(self.output)
+
+    @property
+    def metrics(self) -> list[dict]:
+        return self._lines("metrics.jsonl")
+
+    @property
+    def samples(self) -> list[dict]:
+        return self._lines("samples.jsonl")
+
+    def _lines(self, name: str) -> list[dict]:
+        path = self.folder / "runs" / "quickstart" / name
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    def processes(self) -> list[str]:
+        """Command lines of living processes that carry the mark."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and self.mark.encode() in (entry / "environ").read_bytes():
+                    found.append((entry / "cmdline").read_text().replace("\0", " "))
+            except OSError:
+                continue  # it ended while we looked
+        return found
+
+    def assert_nothing_left(self, seconds: float = 10) -> None:
+        deadline = time.monotonic() + seconds
+        while (left := self.processes()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert left == []
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator:
+    runs = []
+
+    def _start(job: dict) -> Run:
+        runs.append(Run(tmp_path, job))
+        return runs[-1]
+
+    yield _start
+    for run in runs:
+        if run.process.poll() is None:
+            run.process.kill()
+            run.process.wait()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The quickstart, shortened, run once to its end."""
+    job = quickstart()
+    job["spec"]["training"]["steps"] = 30
+    run = Run(tmp_path_factory.mktemp("quickstart"), job)
+    assert run.finish() == 0, run.text
+    return run
+
+
+def mean(metrics: list[dict], key: str) -> float:
+    return statistics.fmean(line[key] for line in metrics)
+
+
+def test_every_step_has_a_line_with_every_figure(trained: Run) -> None:
+    assert [line["step"] for line in trained.metrics] == list(range(1, 31))
+    for line in trained.metrics:
+        assert line.keys() >= METRICS
+        assert line["sync_path"] == "shm"
+        assert line["sync_bytes"] > 100_000
+        assert line["response_tokens"] > 0
+
+
+def test_rollouts_use_the_weights_of_the_step_before(trained: Run) -> None:
+    assert [line["weight_version"] for line in trained.metrics] == list(range(1, 31))
+    assert all(sample["weight_version"] == sample["step"] - 1 for sample in trained.samples)
+    assert all(line["rollout_log_prob_gap"] < 1e-3 for line in trained.metrics)
+
+
+def test_the_reward_rises_and_the_critic_learns(trained: Run) -> None:
+    assert mean(trained.metrics[-5:], "reward_mean") > 1.3 * mean(trained.metrics[:5], "reward_mean")
+    assert mean(trained.metrics[-5:], "explained_variance") > mean(trained.metrics[:5], "explained_variance") + 0.05
+
+
+def test_the_run_folder_holds_what_was_promised(trained: Run) -> None:
+    folder = trained.folder / "runs" / "quickstart"
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert list(folder.rglob("events.out.tfevents*"))
+    assert yaml.load((folder / "job.yaml").read_text())["spec"]["placement"]["groups"]
+    assert {sample["step"] for sample in trained.samples} == set(range(1, 31))
+
+
+def test_the_last_line_is_the_summary(trained: Run) -> None:
+    summary = json.loads(trained.text.strip().splitlines()[-1])
+    assert summary["steps"] == 30
+    assert summary["verdict"] == "rose"
+    trained.assert_nothing_left()
+
+
+def test_learning_rate_zero_changes_nothing(start) -> None:
+    job = small(steps=6)
+    job["spec"]["training"]["optimizer"] = {"learningRate": 0}
+    run = start(job)
+    assert run.finish() == 0, run.text
+    assert all(line["kl"] == 0 for line in run.metrics)
+    rewards = [line["reward_mean"] for line in run.metrics]
+    assert max(rewards) < 2.5 * min(rewards) + 0.05
+
+
+def test_ctrl_c_stops_within_ten_seconds(start) -> None:
+    run = start(small(steps=1000))
+    run.wait_for_line("step 2")
+    begin = time.monotonic()
+    run.process.send_signal(signal.SIGINT)
+    assert run.finish(timeout=10) == 130
+    run.assert_nothing_left(seconds=10 - (time.monotonic() - begin))
+    assert "Traceback" not in run.text
+    assert (run.folder / "runs" / "quickstart" / "curves.png").exists()
+
+
+def test_a_killed_driver_leaves_no_process(start) -> None:
+    run = start(small(steps=1000))
+    run.wait_for_line("step 1")
+    run.process.kill()
+    run.process.wait()
+    run.assert_nothing_left(seconds=30)
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("raise KeyError('answer')", ["KeyError", "rewards.py:2"]),
+        ("return [0.0]", ["1", "8"]),
+        ("return [float('nan')] * len(responses)", ["nan"]),
+    ],
+    ids=["raises", "wrong count", "not a number"],
+)
+def test_a_bad_reward_stops_the_run_cleanly(start, tmp_path: Path, body: str, told: list[str]) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "rewards.py").write_text(f"def bad(prompts, responses, **columns):\n    {body}\n")
+    job = small(steps=3)
+    job["spec"]["code"] = {"configMap": "mine"}
+    job["spec"]["rewards"] = [{"name": "mine", "function": {"importPath": "rewards:bad"}}]
+    run = start(job)
+    assert run.finish() == 3, run.text
+    assert "Traceback" not in run.text
+    assert all(part.lower() in run.text.lower() for part in ["mine", *told]), run.text
+    run.assert_nothing_left()
