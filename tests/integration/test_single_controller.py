@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -126,6 +125,15 @@ def pool(cluster: None) -> Iterator[RayResourcePool]:
 
 
 @pytest.fixture(scope="module")
+def single(cluster: None) -> Iterator[RayResourcePool]:
+    """One bundle, for what needs one worker."""
+    pool = RayResourcePool("single", 1, {"CPU": 0.25}, "PACK")
+    pool.create(timeout_seconds=30)
+    yield pool
+    pool.remove()
+
+
+@pytest.fixture(scope="module")
 def group(pool: RayResourcePool) -> Iterator[RayWorkerGroup]:
     roles = {"policy": RayClassWithInitArgs(Role, bias=100), "critic": RayClassWithInitArgs(Role, bias=200)}
     group = RayWorkerGroup(pool, create_colocated_worker_cls(roles))
@@ -206,31 +214,21 @@ def test_an_error_of_ours_arrives_as_it_was_raised(policy: WorkerGroupView) -> N
 
 
 def test_two_groups_that_start_at_once_do_not_meet(pool: RayResourcePool) -> None:
-    made: dict[str, RayWorkerGroup] = {}
-
-    def make(name: str) -> None:
-        made[name] = RayWorkerGroup(pool, RayClassWithInitArgs(Role, bias=len(name)), num_gpus=0, name=name)
-
-    threads = [threading.Thread(target=make, args=(name,)) for name in ("a", "bb")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    first, second = (RayWorkerGroup(pool, RayClassWithInitArgs(Role), num_gpus=0, name=name) for name in ("a", "b"))
     try:
-        assert made.keys() == {"a", "bb"}
-        assert made["a"].all_reduce(PerRank([1.0, 2.0])) == [3.0, 3.0]
-        assert made["bb"].all_reduce(PerRank([10.0, 20.0])) == [30.0, 30.0]
+        assert first.all_reduce(PerRank([1.0, 2.0])) == [3.0, 3.0]
+        assert second.all_reduce(PerRank([10.0, 20.0])) == [30.0, 30.0]
 
         with pytest.raises(ZeroDivisionError, match="a bug") as bug:
-            made["a"].fail_on_the_last_rank()
+            first.fail_on_the_last_rank()
         assert "fail_on_the_last_rank" in str(bug.value.__cause__)
 
-        pid = made["bb"].describe()[1]["pid"]
-        with pytest.raises(InfrastructureError, match=rf"group `bb`, rank 1 \(pid {pid} on node [\d.]+\): got a dead"):
-            made["bb"].die_on_the_last_rank()
+        pid = second.describe()[1]["pid"]
+        with pytest.raises(InfrastructureError, match=rf"group `b`, rank 1 \(pid {pid} on node [\d.]+\): got a dead"):
+            second.die_on_the_last_rank()
     finally:
-        for group in made.values():
-            group.shutdown()
+        first.shutdown()
+        second.shutdown()
 
 
 def test_an_engine_sees_the_devices_of_its_siblings_and_answers_by_handle(
@@ -250,19 +248,21 @@ def test_an_engine_sees_the_devices_of_its_siblings_and_answers_by_handle(
     assert {values[2].split(os.pathsep)[0] for values in environment} == {"/of/rewards"}
 
 
-def test_a_worker_that_cannot_start_is_told_plainly_and_takes_its_group_along(pool: RayResourcePool) -> None:
+def test_a_worker_that_cannot_start_is_told_plainly_and_takes_its_group_along(single: RayResourcePool) -> None:
+    group = RayWorkerGroup(single, RayClassWithInitArgs(Unready))
     with pytest.raises(InputError, match=r"^models\.policy: got no folder"):
-        RayWorkerGroup(pool, RayClassWithInitArgs(Unready), num_gpus=0)
+        group.devices()
+    assert group.workers == []
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has working CUDA")
-def test_a_cuda_group_without_cuda_is_refused_by_name(pool: RayResourcePool) -> None:
-    with pytest.raises(InputError, match="group `actor`: got device cuda and no working CUDA"):
-        RayWorkerGroup(pool, RayClassWithInitArgs(Engine), num_gpus=0, device="cuda")
+def test_a_cuda_group_without_cuda_is_refused_by_name(single: RayResourcePool) -> None:
+    with pytest.raises(InputError, match="group `single`: got device cuda and no working CUDA"):
+        RayWorkerGroup(single, RayClassWithInitArgs(Engine), device="cuda").wait_ready()
 
 
-def live_placement_groups() -> list[str]:
-    return [table["name"] for table in placement_group_table().values() if table["state"] != "REMOVED"]
+def live_placement_groups() -> set[str]:
+    return {table["name"] for table in placement_group_table().values() if table["state"] != "REMOVED"}
 
 
 @pytest.mark.parametrize(
@@ -294,9 +294,10 @@ def worker_group(name: str, roles: list[str], workers: int, cpus: float) -> Work
 
 def test_a_busy_cluster_is_waited_for_in_vain_once_and_nothing_is_left(pool: RayResourcePool) -> None:
     manager = ResourcePoolManager([worker_group("a", ["policy"], 1, 0.5), worker_group("b", ["reward"], 1, 1.0)], 1.0)
+    known = live_placement_groups()
     with pytest.raises(PlacementError, match=r"`b`: got \{CPU: .*free .*expected room for 1 bundle of \{CPU: 1\}"):
         manager.create()
-    assert live_placement_groups() == ["actor"]
+    assert live_placement_groups() == known
 
 
 def test_pools_that_do_not_fit_together_are_refused_before_they_are_made(pool: RayResourcePool) -> None:
@@ -308,9 +309,11 @@ def test_pools_that_do_not_fit_together_are_refused_before_they_are_made(pool: R
 
 
 def test_pools_are_found_by_role(pool: RayResourcePool) -> None:
-    manager = ResourcePoolManager([worker_group("a", ["policy", "critic"], 1, 0.5)], 30.0)
+    manager = ResourcePoolManager([worker_group("a", ["policy", "critic"], 1, 0.25)], 30.0)
+    known = live_placement_groups()
     manager.create()
+    assert live_placement_groups() == known | {"a"}
     assert manager.pool("critic").name == "a"
     assert len(manager.pool("policy").bundle_nodes) == 1
     manager.shutdown()
-    assert live_placement_groups() == ["actor"]
+    assert live_placement_groups() == known

@@ -48,37 +48,49 @@ def gather(refs: Sequence[ray.ObjectRef], members: Sequence[Member]) -> list[Any
             try:
                 results[ref] = ray.get(ref)
             except RayError as error:
-                failure = _in_words(error, owners[ref])
-                raise failure if isinstance(failure, RLHFError) else _cause(failure, pending, owners)  # noqa: B904
+                raise _cause(error, ref, pending, owners) from error
     return [results[ref] for ref in refs]
 
 
-def _cause(failure: Exception, pending: list[ray.ObjectRef], owners: dict[ray.ObjectRef, Member]) -> Exception:
-    """A failure of another rank that explains this one, or this one."""
+def _cause(
+    error: RayError, ref: ray.ObjectRef, pending: list[ray.ObjectRef], owners: dict[ray.ObjectRef, Member]
+) -> Exception:
+    """What the driver raises for a failure: what the rank raised, or another rank's failure that explains it."""
+    if _is_certain(error):
+        return _in_words(error, owners[ref])
     late, _ = ray.wait(pending, num_returns=len(pending), timeout=_CAUSE_GRACE_SECONDS) if pending else ([], [])
-    for ref in late:
+    for other in late:
         try:
-            ray.get(ref)
-        except RayError as error:
-            other = _in_words(error, owners[ref])
-            if isinstance(other, RLHFError):
-                return other
-    return failure
+            ray.get(other)
+        except RayError as other_error:
+            if _is_certain(other_error):
+                return _in_words(other_error, owners[other])
+    return _in_words(error, owners[ref])
 
 
-def _in_words(error: RayError, member: Member) -> Exception:
-    """What the driver raises in the place of Ray's error, which becomes its `__cause__`."""
+def _is_certain(error: RayError) -> bool:
+    """Whether this is no mere consequence: an error of ours, or the death of the worker itself."""
+    return isinstance(_innermost(error), RLHFError) or not isinstance(error, RayTaskError)
+
+
+def _innermost(error: RayError) -> Any:
+    """What was raised first, where workers called or waited for workers."""
     cause: Any = error
     while isinstance(cause, RayTaskError):
         cause = cause.cause
-    if isinstance(cause, RayError) or not isinstance(cause, Exception):
-        got = "a dead worker" if cause is error else "a failed call to another worker"
-        cause = InfrastructureError(
-            f"{member}: got {got} ({_reason(cause)}); expected an answer. Fix: look in the node's logs for what ended "
-            f"it, such as memory running out"
-        )
-    cause.__cause__ = error
     return cause
+
+
+def _in_words(error: RayError, member: Member) -> Exception:
+    """What a worker raised; of a worker's death, what tells people."""
+    cause = _innermost(error)
+    if isinstance(cause, Exception) and not isinstance(cause, RayError):
+        return cause
+    got = "a dead worker" if cause is error else "a failed call to another worker"
+    return InfrastructureError(
+        f"{member}: got {got} ({_reason(cause)}); expected an answer. Fix: look in the node's logs for what ended it, "
+        f"such as memory running out"
+    )
 
 
 def _reason(error: object) -> str:

@@ -2,8 +2,9 @@
 
     RayClassWithInitArgs + RayResourcePool -> actors seated by (node, bundle) -> rank 0's store -> all join -> __init__
 
-Each method that `register` marked becomes a method of the group. The workers are plain actors besides: any method can
-be called on their handles.
+The start is submitted as a whole and not waited for, so that groups start beside each other. Each method that
+`register` marked becomes a method of the group. The workers are plain actors besides: any method can be called on
+their handles.
 """
 
 import os
@@ -46,7 +47,7 @@ class WorkerFuture:
 
 
 class RayWorkerGroup:
-    """Workers of one class, one a bundle of a pool.
+    """Workers of one class, one a bundle of a pool. They start in the background; `wait_ready` waits for that.
 
     Args:
         pool: The created pool.
@@ -59,9 +60,6 @@ class RayWorkerGroup:
             of their own (the hybrid engine).
         name: Name for messages; default the pool's.
         timeout_seconds: How long ranks wait for each other, at the start and in collectives.
-
-    Raises:
-        RLHFError: as a worker's start raised it; the workers are gone then.
     """
 
     def __init__(
@@ -81,6 +79,7 @@ class RayWorkerGroup:
         self.cls = ray_cls_with_init.cls
         self._pool = pool
         self._workers: list[ActorHandle] = []
+        self._ready = False
         gpus = pool.bundle.get("GPU", 0.0) if num_gpus is None else num_gpus
         environments = [dict(env_vars or {}) for _ in range(pool.workers)]
         if visible_devices_from is not None:
@@ -107,21 +106,38 @@ class RayWorkerGroup:
         """Environment a rank that shows it the devices of the other group's worker on its bundle."""
         if group._pool is not self._pool:
             raise ValueError(f"visible_devices_from: got a group on pool `{group._pool.name}`; expected the same pool")
-        visible = group._submit("host_devices", Call((), {}))
+        if "GPU" not in self._pool.bundle:
+            return [{} for _ in range(group.world_size)]
+        visible = gather(group._submit("host_devices", Call((), {})), group._members)
         return [
-            {"CUDA_VISIBLE_DEVICES": devices, "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
-            for devices in gather(visible, group._members)
+            {"CUDA_VISIBLE_DEVICES": devices, "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"} for devices in visible
         ]
 
     def _start(self, init: RayClassWithInitArgs) -> None:
-        pids = gather(self._submit("host_pid", Call((), {})), self._members)
-        self._members = [replace(member, pid=pid) for member, pid in zip(self._members, pids, strict=True)]
-        gather(self._submit("host_require_device", Call((), {})), self._members)
+        """Submit the start of all workers; each step waits, in the workers, for the one before."""
+        self._entered = joined = self._submit("host_enter", Call((), {}))
         if self.cls.needs_process_group:
-            address = gather([self._workers[0].host_open_store.remote()], self._members[:1])[0]
-            gather(self._submit("host_join", Call((Shared(address),), {})), self._members)
-        shared = {name: Shared(value) for name, value in init.kwargs.items()}
-        gather(self._submit("host_construct", Call(tuple(map(Shared, init.args)), shared)), self._members)
+            address = self._workers[0].host_open_store.remote(self._entered[0])
+            joined = self._submit("host_join", Call((PerRank(self._entered), Shared(address)), {}))
+        args, kwargs = map(Shared, init.args), {name: Shared(value) for name, value in init.kwargs.items()}
+        self._constructed = self._submit("host_construct", Call((PerRank(joined), *args), kwargs))
+
+    def wait_ready(self) -> None:
+        """Wait until every worker's `__init__` is done.
+
+        Raises:
+            RLHFError: as a worker's start raised it; the workers are gone then.
+        """
+        if self._ready:
+            return
+        try:
+            pids = gather(self._entered, self._members)
+            self._members = [replace(member, pid=pid) for member, pid in zip(self._members, pids, strict=True)]
+            gather(self._constructed, self._members)
+        except BaseException:
+            self.shutdown()
+            raise
+        self._ready = True
 
     @property
     def workers(self) -> list[ActorHandle]:
@@ -157,11 +173,11 @@ class RayWorkerGroup:
         mode = MODES[how.dispatch_mode]
         call = mode.dispatch(self.world_size, args, kwargs)
         ranks = 1 if how.execute_mode is Execute.RANK_ZERO else self.world_size
-        members = self._members[:ranks]
         refs = self._submit(method[0], replace(call, args=(*map(Shared, method[1:]), *call.args)), ranks)
 
         def wait() -> Any:
-            return mode.collect(call, gather(refs, members))
+            self.wait_ready()
+            return mode.collect(call, gather(refs, self._members[:ranks]))
 
         return wait() if how.blocking else WorkerFuture(wait)
 
@@ -196,6 +212,10 @@ class WorkerGroupView:
         """How many workers."""
         return self.group.world_size
 
+    def wait_ready(self) -> None:
+        """Wait until every worker's `__init__` is done, or raise what it raised."""
+        self.group.wait_ready()
+
 
 def _attach(target: object, cls: type[Worker], call: Callable[..., Any]) -> None:
     """Give a group or view the registered methods of a worker class."""
@@ -222,22 +242,22 @@ def _hosted(cls: type[Worker]) -> type[Worker]:
             self._host_rendezvous = Rendezvous(seat, timeout_seconds)
             self._host_rendezvous.prepare_environment()
 
-        def host_pid(self) -> int:
-            return os.getpid()
-
-        def host_require_device(self) -> None:
+        def host_enter(self) -> int:
             self._host_rendezvous.require_device()
+            return os.getpid()
 
         def host_devices(self) -> str:
             return ",".join(ray.get_runtime_context().get_accelerator_ids()["GPU"])
 
-        def host_open_store(self) -> tuple[str, int]:
+        # The steps below take the results of those before them only to start after these, and to fail as they did.
+
+        def host_open_store(self, entered: int) -> tuple[str, int]:
             return self._host_rendezvous.open_store(ray.util.get_node_ip_address())
 
-        def host_join(self, address: tuple[str, int]) -> None:
+        def host_join(self, entered: int, address: tuple[str, int]) -> None:
             self._host_rendezvous.join(address)
 
-        def host_construct(self, *args: Any, **kwargs: Any) -> None:
+        def host_construct(self, joined: int | None, *args: Any, **kwargs: Any) -> None:
             cls.__init__(self, *args, **kwargs)
 
     Host.__name__ = Host.__qualname__ = cls.__name__
