@@ -117,6 +117,7 @@ class ShmTrainerInitInfo(TrainerInitInfo):
 
     backend: ClassVar[str] = BACKEND
     buffer_bytes: int
+    """Size of the buffer; no tensor may be larger."""
 
 
 class ShmTrainerWeightTransferEngine(TrainerWeightTransferEngine[ShmTrainerInitInfo]):

@@ -1,7 +1,7 @@
 """The rollout role: prompts in, responses with their log-probabilities out."""
 
 import hashlib
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from rlhf_api.runtime_config import RuntimeConfig
@@ -14,9 +14,6 @@ from rlhf_runtime.ragged import ragged
 from rlhf_runtime.single_controller.decorator import Dispatch, register
 from rlhf_runtime.single_controller.worker import Worker
 from rlhf_runtime.weight_sync.verify import ReceivedWeights
-
-if TYPE_CHECKING:
-    from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
 
 
 class RolloutWorker(Worker):
@@ -94,16 +91,16 @@ class RolloutWorker(Worker):
         """The record of the last update, one a worker of the engine."""
         return self._engine.received_weights()
 
-    def init_weight_transfer_engine(self, request: "WeightTransferInitRequest") -> None:
-        """Join the trainer's transport."""
+    def init_weight_transfer_engine(self, request: Any) -> None:
+        """Join the trainer's transport, as a `WeightTransferInitRequest` says."""
         self._engine.llm.init_weight_transfer_engine(request)
 
     def start_weight_update(self) -> None:
         """Begin an update."""
         self._engine.llm.start_weight_update()
 
-    def update_weights(self, request: "WeightTransferUpdateRequest") -> None:
-        """Load one part of an update."""
+    def update_weights(self, request: Any) -> None:
+        """Load one part of an update, a `WeightTransferUpdateRequest`."""
         self._engine.llm.update_weights(request)
 
     def finish_weight_update(self) -> None:
