@@ -6,11 +6,13 @@ at once. The exit code tells what kind of end it was (`errors.py`); the last lin
 
 import argparse
 import json
+import logging
 import os
 import signal
 import sys
 import threading
 import traceback
+import warnings
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
@@ -72,6 +74,7 @@ def read_config(path: Path) -> RuntimeConfig:
 
 
 def _train(config: RuntimeConfig) -> None:
+    _hush_libraries()
     from rlhf_runtime.preflight import preflight
 
     inputs = preflight(config)
@@ -80,6 +83,12 @@ def _train(config: RuntimeConfig) -> None:
 
     summary = train(config, inputs)
     print(json.dumps(asdict(summary)), flush=True)
+
+
+def _hush_libraries() -> None:
+    """Keep libraries' notes to their own developers out of what a user reads."""
+    warnings.filterwarnings("ignore", module=r"torch|torchdata|tensordict")
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
 
 
 def _parse_arguments() -> argparse.Namespace:

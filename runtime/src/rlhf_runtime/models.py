@@ -47,6 +47,7 @@ def materialize(source: ModelSource, cache: Path) -> Path:
 def _write_random_model(model: RandomModel, folder: Path) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
     tokenizer = ascii_tokenizer()
     special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
@@ -60,6 +61,7 @@ def _write_random_model(model: RandomModel, folder: Path) -> None:
             f"models.random: got {model.architecture} with {model.config}; expected a causal language model that "
             f"transformers can build ({error}). Fix: correct `architecture` or `config`"
         ) from error
+    disable_progress_bar()
     network.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

@@ -64,7 +64,7 @@ class Trainer:
         self.roles = spawn_worker_groups(self.config, self.pools)
         connected = self.roles["policy"].connect_engines(self.roles["rollout"].workers)
         for group in self.roles.values():
-            getattr(group, 'wait_ready', lambda: None)()
+            group.wait_ready()
         connected.get()
         self.sync(version=0)
 

@@ -3,7 +3,10 @@
 import logging
 import math
 import os
-from collections.abc import Mapping, Sequence
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Self
@@ -90,20 +93,24 @@ class LocalCluster:
         if self._environment:
             options["runtime_env"] = {"env_vars": self._environment}
         try:
-            if self._nodes is None:
-                ray.init(address="auto", **options)
-            elif len(self._nodes) == 1:
-                start = _start_arguments(self._nodes[0])
-                ray.init(address="local", include_dashboard=False, **start, **options)
-            else:
-                self._start_nodes()
-                ray.init(address=self._cluster.address, **options)  # type: ignore[union-attr]
+            with _kept_signal_handlers():
+                self._connect(options)
         except (ConnectionError, OSError, RuntimeError) as error:
             self.shutdown()
             where = "in reach" if self._nodes is None else "on this machine"
             raise InfrastructureError(
                 f"Ray: got {error}; expected a cluster {where}. Fix: look at Ray's logs, by default below /tmp/ray"
             ) from error
+
+    def _connect(self, options: dict[str, Any]) -> None:
+        if self._nodes is None:
+            ray.init(address="auto", **options)
+        elif len(self._nodes) == 1:
+            start = _start_arguments(self._nodes[0])
+            ray.init(address="local", include_dashboard=False, **start, **options)
+        else:
+            self._start_nodes()
+            ray.init(address=self._cluster.address, **options)  # type: ignore[union-attr]
 
     def _start_nodes(self) -> None:
         self._cluster = Cluster()
@@ -130,6 +137,20 @@ class LocalCluster:
 
     def __exit__(self, *exception: object) -> None:
         self.shutdown()
+
+
+@contextmanager
+def _kept_signal_handlers() -> Iterator[None]:
+    """Put the program's own handlers back afterwards: Ray's would end the process before its workers are ended."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
 
 
 def _start_arguments(node: NodeArguments) -> dict[str, Any]:

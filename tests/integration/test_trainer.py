@@ -1,0 +1,78 @@
+"""The training loop driven in this process, where single parts can be switched off."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from rlhf_api import RLHFJob, RuntimeConfig
+from rlhf_operator.manifest import read_manifest
+from rlhf_operator.plan import build_plan
+from rlhf_runtime import trainer
+from rlhf_runtime.preflight import preflight
+from rlhf_runtime.report import Report, Sample, Summary
+from rlhf_runtime.trainer import Trainer
+from rlhf_runtime.types import StepMetrics
+from rlhf_runtime.weight_sync import SyncReport
+
+QUICKSTART = Path(__file__).parents[2] / "examples" / "01-quickstart.yaml"
+
+
+class Kept:
+    """A sink that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.steps: list[StepMetrics] = []
+
+    def start(self, config: RuntimeConfig) -> None: ...
+
+    def step(self, metrics: StepMetrics, samples: Sequence[Sample]) -> None:
+        self.steps.append(metrics)
+
+    def close(self, summary: Summary) -> None: ...
+
+
+@pytest.fixture
+def fit(tmp_path: Path) -> Callable[..., list[StepMetrics]]:
+    """Train a changed quickstart and give its metrics."""
+
+    def _fit(batch: int, steps: int, workers: int = 1) -> list[StepMetrics]:
+        document = read_manifest(QUICKSTART).model_dump(by_alias=True)
+        spec = document["spec"]
+        spec["training"] |= {"steps": steps, "optimizer": {"learningRate": 1e-2}}
+        spec["data"] |= {"batchSize": batch, "maxResponseLength": 8}
+        spec["algorithm"]["ppo"]["miniBatchSize"] = None
+        spec["placement"]["groups"][0]["workers"] = workers
+        config = build_plan(RLHFJob.parse(document), str(tmp_path)).config
+        kept = Kept()
+        training = Trainer(config, preflight(config), Report(config, [kept]))
+        training.report.start()
+        try:
+            training.init_workers()
+            training.fit()
+        finally:
+            training.shutdown()
+        return kept.steps
+
+    return _fit
+
+
+def test_two_ranks_and_two_engines_train_a_batch_that_they_cannot_share_evenly(fit) -> None:
+    steps = fit(batch=7, steps=3, workers=2)
+    assert [line["weight_version"] for line in steps] == [1, 2, 3]
+    assert all(line["rollout_log_prob_gap"] < 1e-3 for line in steps)
+    assert all(line["ratio_max_deviation"] < 1e-4 for line in steps)
+    assert steps[-1]["kl"] > 0
+
+
+def test_without_the_sync_rollouts_drift_away_from_the_policy(fit, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pretend(policy, rollout, version: int) -> SyncReport:
+        rollout.pause()
+        rollout.publish_weights(version)
+        rollout.resume()
+        return SyncReport(version, 0, 0.0)
+
+    monkeypatch.setattr(trainer, "sync_weights", pretend)
+    gaps = [line["rollout_log_prob_gap"] for line in fit(batch=8, steps=4)]
+    assert gaps[0] < 1e-3
+    assert gaps[1] > 10 * gaps[0]
+    assert gaps[-1] > gaps[1]
