@@ -62,7 +62,9 @@ def main() -> None:
     for name, seconds in pieces.items():
         print(f"{name:14} {seconds:6.2f} s")
     print(f"{'floor':14} {result['floor_seconds']:6.2f} s")
-    print(f"{'rlhf run':14} {result['first_step_seconds']:6.2f} s to its first step, {result['ratio_median']:.2f} of the floor")
+    print(
+        f"{'rlhf run':14} {result['first_step_seconds']:6.2f} s to its first step, {result['ratio_median']:.2f} of the floor"
+    )
     print(json.dumps(result))
 
 

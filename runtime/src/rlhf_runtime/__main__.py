@@ -69,7 +69,9 @@ def read_config(path: Path) -> RuntimeConfig:
     except OSError as error:
         raise SpecError([FieldError("file", error.strerror or str(error), "a RuntimeConfig", "name a file")]) from None
     except ValueError as error:
-        raise SpecError([FieldError("document", f"no JSON ({error})", "a RuntimeConfig", "write it by `rlhf run`")]) from None
+        raise SpecError(
+            [FieldError("document", f"no JSON ({error})", "a RuntimeConfig", "write it by `rlhf run`")]
+        ) from None
     return RuntimeConfig.parse(document)
 
 

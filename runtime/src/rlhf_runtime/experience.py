@@ -75,7 +75,7 @@ def step_metrics(
         "step": step,
         "reward_mean": columns["scores"].mean().item(),
         "reward_std": columns["scores"].std(correction=0).item(),
-        **{name: columns[name].mean().item() for name in columns.keys() if name.startswith("reward/")},
+        **{name: column.mean().item() for name, column in columns.items() if name.startswith("reward/")},
         "kl": reference_kl(batch, config.algorithm).mean().item(),
         "entropy": columns["entropy"].values().mean().item(),
         "rollout_log_prob_gap": gap.abs().max().item(),

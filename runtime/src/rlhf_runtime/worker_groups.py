@@ -1,7 +1,7 @@
 """From the plan's groups to worker groups: which class runs a role, and which roles share a process.
 
-Training roles of a group share one process and its GPU. A rollout engine is always a process of its own: beside training
-roles it takes no GPU from Ray and sees that of its sibling. A reward worker computes with Python alone.
+Training roles of a group share one process and its GPU. A rollout engine is always a process of its own: beside
+training roles it takes no GPU from Ray and sees that of its sibling. A reward worker computes with Python alone.
 """
 
 from rlhf_api import RuntimeConfig
