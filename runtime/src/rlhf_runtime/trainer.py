@@ -7,6 +7,7 @@
 What stands side by side is submitted together and runs at the same time where it runs on different workers.
 """
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ from rlhf_runtime.report import Report, Sample, Summary, sinks_of
 from rlhf_runtime.single_controller import LocalCluster, ResourcePoolManager
 from rlhf_runtime.weight_sync import SyncReport, sync_weights
 from rlhf_runtime.worker_groups import RoleGroups, spawn_worker_groups
+
+logger = logging.getLogger(__name__)
 
 SCORED = ("prompt_ids", "response_ids")
 """Columns that a model scores."""
@@ -59,14 +62,18 @@ class Trainer:
 
     def init_workers(self) -> None:
         """Start Ray, reserve the pools, start every role, and give the engines the policy's first weights."""
+        began = time.perf_counter()
+        logger.info("Starting Ray")
         self.cluster.start()
         self.pools.create()
+        logger.info("Starting the workers of %s", ", ".join(group.name for group in self.config.groups))
         self.roles = spawn_worker_groups(self.config, self.pools)
         connected = self.roles["policy"].connect_engines(self.roles["rollout"].workers)
         for group in self.roles.values():
             group.wait_ready()
         connected.get()
         self.sync(version=0)
+        logger.info("Ready after %.0f s, first step begins", time.perf_counter() - began)
 
     def fit(self) -> None:
         """Run the job's steps; each ends with the new weights in the engines."""

@@ -1,5 +1,6 @@
 """The run as a person watches it: a live view on a terminal, one line a step anywhere else."""
 
+import logging
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -14,6 +15,8 @@ from rlhf_runtime.report.sink import Sample
 from rlhf_runtime.report.summary import Summary
 from rlhf_runtime.types import StepMetrics
 
+_PACKAGE_LOG = logging.getLogger("rlhf_runtime")
+
 PHASES = ("rollout", "logprob", "value", "reward", "update", "sync")
 """Parts of a step, in order; each is timed as `time/<phase>`."""
 
@@ -24,10 +27,11 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class TerminalView:
-    """Progress on `console`, standard output by default."""
+    """Progress on `console`, standard output by default. Between steps it shows what the package logs."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console()
+        self._notes = _Notes(self._console)
         self._live: Live | None = None
         self._rows: list[StepMetrics] = []
         self._steps = 0
@@ -35,6 +39,8 @@ class TerminalView:
     def start(self, config: RuntimeConfig) -> None:
         """Show the view."""
         self._steps = config.training.steps
+        _PACKAGE_LOG.setLevel(logging.INFO)
+        _PACKAGE_LOG.addHandler(self._notes)
         if not self._console.is_terminal or self._console.is_dumb_terminal:
             return
         self._progress = Progress(
@@ -55,19 +61,36 @@ class TerminalView:
         remaining = self._steps - int(metrics["step"])
         eta = _duration(remaining * _recent_step_seconds(self._rows))
         if self._live is None:
-            self._console.out(step_line(metrics, self._steps, eta), highlight=False)
-            self._console.file.flush()
+            _write_line(self._console, step_line(metrics, self._steps, eta))
             return
         self._progress.update(self._task, completed=int(metrics["step"]), eta=eta)
         self._live.update(Group(self._progress, _details(self._rows, samples)))
 
     def close(self, summary: Summary) -> None:
         """End the view and print the summary."""
+        _PACKAGE_LOG.removeHandler(self._notes)
         if self._live is not None:
             self._live.stop()
         style = "bold red" if summary.verdict in ("fell", "did not rise") else None
         for line in summary.render().splitlines():
             self._console.print(Text(line, style=style if line.startswith("REWARD") else ""), soft_wrap=True)
+
+
+class _Notes(logging.Handler):
+    """Log records as lines of their own, above a live view where there is one."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.INFO)
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        _write_line(self._console, record.getMessage())
+
+
+def _write_line(console: Console, line: str) -> None:
+    """A line at once, whole, also where standard output is a file or a pipe."""
+    console.out(line, highlight=False)
+    console.file.flush()
 
 
 def step_line(metrics: StepMetrics, steps: int, eta: str) -> str:
