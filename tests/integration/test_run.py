@@ -121,7 +121,7 @@ def start(tmp_path: Path) -> Iterator:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The quickstart, shortened, run once to its end."""
     job = quickstart()
-    job["spec"]["training"]["steps"] = 30
+    job["spec"]["training"]["steps"] = 20
     run = Run(tmp_path_factory.mktemp("quickstart"), job)
     assert run.finish() == 0, run.text
     return run
@@ -132,7 +132,7 @@ def mean(metrics: list[dict], key: str) -> float:
 
 
 def test_every_step_has_a_line_with_every_figure(trained: Run) -> None:
-    assert [line["step"] for line in trained.metrics] == list(range(1, 31))
+    assert [line["step"] for line in trained.metrics] == list(range(1, 21))
     for line in trained.metrics:
         assert line.keys() >= METRICS
         assert line["sync_path"] == "shm"
@@ -141,13 +141,13 @@ def test_every_step_has_a_line_with_every_figure(trained: Run) -> None:
 
 
 def test_rollouts_use_the_weights_of_the_step_before(trained: Run) -> None:
-    assert [line["weight_version"] for line in trained.metrics] == list(range(1, 31))
+    assert [line["weight_version"] for line in trained.metrics] == list(range(1, 21))
     assert all(sample["weight_version"] == sample["step"] - 1 for sample in trained.samples)
     assert all(line["rollout_log_prob_gap"] < 1e-3 for line in trained.metrics)
 
 
 def test_the_reward_rises_and_the_critic_learns(trained: Run) -> None:
-    assert mean(trained.metrics[-5:], "reward_mean") > 1.3 * mean(trained.metrics[:5], "reward_mean")
+    assert mean(trained.metrics[-5:], "reward_mean") > 2 * mean(trained.metrics[:5], "reward_mean")
     assert mean(trained.metrics[-5:], "explained_variance") > mean(trained.metrics[:5], "explained_variance") + 0.05
 
 
@@ -156,12 +156,12 @@ def test_the_run_folder_holds_what_was_promised(trained: Run) -> None:
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert list(folder.rglob("events.out.tfevents*"))
     assert yaml.load((folder / "job.yaml").read_text())["spec"]["placement"]["groups"]
-    assert {sample["step"] for sample in trained.samples} == set(range(1, 31))
+    assert {sample["step"] for sample in trained.samples} == set(range(1, 21))
 
 
 def test_the_last_line_is_the_summary(trained: Run) -> None:
     summary = json.loads(trained.text.strip().splitlines()[-1])
-    assert summary["steps"] == 30
+    assert summary["steps"] == 20
     assert summary["verdict"] == "rose"
     trained.assert_nothing_left()
 
@@ -192,7 +192,7 @@ def test_a_killed_driver_leaves_no_process(start) -> None:
     run.wait_for_line("step 1")
     run.process.kill()
     run.process.wait()
-    run.assert_nothing_left(seconds=30)
+    run.assert_nothing_left(seconds=90)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import contextlib
+import re
 from pathlib import Path
 
 import pytest
@@ -22,14 +23,18 @@ def error_of(file):
     return error
 
 
+def with_learning_rate(number):
+    return re.sub(r"optimizer: .*", f"optimizer: {{learningRate: {number}}}", QUICKSTART.read_text())
+
+
 @pytest.mark.parametrize("number", ["1e-6", "1E-6", "1.0e-6", "+1e-06", "0.000001", "1.e-6"])
 def test_every_way_to_write_a_number_means_the_same(file, number):
-    file.write_text(QUICKSTART.read_text().replace("1.0e-3", number))
+    file.write_text(with_learning_rate(number))
     assert read_manifest(file).spec.training.optimizer.learning_rate == 1e-6
 
 
 def test_a_quoted_number_is_refused(file):
-    file.write_text(QUICKSTART.read_text().replace("1.0e-3", "'1e-6'"))
+    file.write_text(with_learning_rate("'1e-6'"))
     assert error_of(file).fix == "write the number without quotes"
 
 

@@ -5,8 +5,9 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from rlhf_api import RuntimeConfig
 from rlhf_api.roles import ModelSource, RandomModel
 
 from rlhf_runtime.errors import InputError
@@ -15,6 +16,18 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 PAD, EOS = "<pad>", "<eos>"
+
+
+def model_folder(config: RuntimeConfig, role: Literal["policy", "critic", "reference"]) -> Path:
+    """The Hugging Face folder of a role's model; a random one is made in the run folder.
+
+    Raises:
+        InputError: when it cannot be built.
+    """
+    try:
+        return materialize(getattr(config.models, role), Path(config.run_dir) / "models")
+    except InputError as error:
+        raise InputError(f"models.{role}.{error}") from error
 
 
 def materialize(source: ModelSource, cache: Path) -> Path:
@@ -58,7 +71,7 @@ def _write_random_model(model: RandomModel, folder: Path) -> None:
             network = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     except Exception as error:
         raise InputError(
-            f"models.random: got {model.architecture} with {model.config}; expected a causal language model that "
+            f"random: got {model.architecture} with {model.config}; expected a causal language model that "
             f"transformers can build ({error}). Fix: correct `architecture` or `config`"
         ) from error
     disable_progress_bar()

@@ -127,16 +127,17 @@ def _holds(folder: Path, patterns: Iterable[str]) -> bool:
 
 def _model_checks(config: RuntimeConfig) -> "PreTrainedTokenizerFast":
     """Tokenizer, lengths, vocabularies and devices. A random model is made here, so that a bad config is told here."""
-    from rlhf_runtime.models import load_tokenizer, materialize
+    from rlhf_runtime.models import load_tokenizer, model_folder
 
     problems = _Problems()
     problems.add(_device_problems(config))
-    cache = model_cache(config)
+    policy = problems.attempt(lambda: model_folder(config, "policy"))
     folders = {
-        role: problems.attempt(lambda role=role: materialize(getattr(config.models, role), cache))
+        role: policy
+        if getattr(config.models, role) == config.models.policy
+        else problems.attempt(lambda role=role: model_folder(config, role))
         for role in MODEL_ROLES
     }
-    policy = folders["policy"]
     tokenizer = problems.attempt(lambda: load_tokenizer(policy)) if policy else None
     for role, folder in folders.items():
         if folder is not None and policy is not None and tokenizer is not None:
@@ -145,11 +146,6 @@ def _model_checks(config: RuntimeConfig) -> "PreTrainedTokenizerFast":
     problems.raise_all()
     assert tokenizer is not None  # else there was a problem
     return tokenizer
-
-
-def model_cache(config: RuntimeConfig) -> Path:
-    """Where this run's random models are written."""
-    return Path(config.run_dir) / "models"
 
 
 def _device_problems(config: RuntimeConfig) -> list[FieldError]:

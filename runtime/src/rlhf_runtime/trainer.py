@@ -66,12 +66,12 @@ class Trainer:
         logger.info("Starting Ray")
         self.cluster.start()
         self.pools.create()
-        logger.info("Starting the workers of %s", ", ".join(group.name for group in self.config.groups))
+        for group in self.config.groups:
+            logger.info("Starting group %s: %d × %s", group.name, group.workers, ", ".join(group.roles))
         self.roles = spawn_worker_groups(self.config, self.pools)
-        connected = self.roles["policy"].connect_engines(self.roles["rollout"].workers)
         for group in self.roles.values():
             group.wait_ready()
-        connected.get()
+        self.roles["policy"].connect_engines(self.roles["rollout"].workers)
         self.sync(version=0)
         logger.info("Ready after %.0f s, first step begins", time.perf_counter() - began)
 

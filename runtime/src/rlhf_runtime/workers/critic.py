@@ -6,8 +6,7 @@ from rlhf_api import RuntimeConfig
 from rlhf_runtime.algorithms.losses import value_loss
 from rlhf_runtime.algorithms.masking import masked
 from rlhf_runtime.engines.torch_engine import TorchEngine
-from rlhf_runtime.models import materialize
-from rlhf_runtime.preflight import model_cache
+from rlhf_runtime.models import model_folder
 from rlhf_runtime.protocol import DataProto
 from rlhf_runtime.single_controller.decorator import Dispatch, register
 from rlhf_runtime.single_controller.worker import Worker
@@ -27,7 +26,7 @@ class CriticWorker(Worker):
     def __init__(self, config: RuntimeConfig) -> None:
         self.ppo = config.algorithm
         self.engine = TorchEngine(
-            materialize(config.models.critic, model_cache(config)),
+            model_folder(config, "critic"),
             head="value",
             device=self.device,
             micro_batch_tokens=config.training.micro_batch_tokens,

@@ -11,8 +11,7 @@ from rlhf_runtime.algorithms.kl import kl_divergence
 from rlhf_runtime.algorithms.losses import policy_loss
 from rlhf_runtime.algorithms.masking import masked
 from rlhf_runtime.engines.torch_engine import PREFIX, TorchEngine
-from rlhf_runtime.models import materialize
-from rlhf_runtime.preflight import model_cache
+from rlhf_runtime.models import model_folder
 from rlhf_runtime.protocol import DataProto
 from rlhf_runtime.single_controller.decorator import Dispatch, register
 from rlhf_runtime.single_controller.worker import Worker
@@ -37,7 +36,7 @@ class PolicyWorker(Worker):
         if self.ppo.kl.location == "loss" and self.ppo.kl.coefficient > 0:
             self.needs.append("ref_log_probs")
         self.engine = TorchEngine(
-            materialize(config.models.policy, model_cache(config)),
+            model_folder(config, "policy"),
             head="lm",
             device=self.device,
             micro_batch_tokens=config.training.micro_batch_tokens,
@@ -45,6 +44,10 @@ class PolicyWorker(Worker):
             temperature=config.rollout.temperature,
             entropy_gradient=config.algorithm.entropy_coefficient > 0,
         )
+        # Brings vLLM, ten seconds: here, beside the start of the engines, and not where the driver imports this class.
+        from rlhf_runtime.weight_sync.sender import WeightSender
+
+        self._sender_cls = WeightSender
 
     @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_log_probs(self, batch: DataProto) -> DataProto:
@@ -109,16 +112,14 @@ class PolicyWorker(Worker):
         totals.add(0.0, 0.0, 0.0, 0.0, 1.0, step.grad_norm)
         return deviation
 
-    @register(Dispatch.ONE_TO_ALL, blocking=False)
+    @register(Dispatch.ONE_TO_ALL)
     def connect_engines(self, engines: list[Any]) -> None:
         """Join the rollout engines, given by their actor handles, to receive this policy's weights.
 
         Raises:
             WeightSyncError: when they cannot be reached over the config's path.
         """
-        from rlhf_runtime.weight_sync.sender import WeightSender  # brings vLLM: ten seconds that only this call needs
-
-        self._sender = WeightSender(self.engine.module, PREFIX, self.sync, engines, self.rank)
+        self._sender = self._sender_cls(self.engine.module, PREFIX, self.sync, engines, self.rank)
 
     @register(Dispatch.ONE_TO_ALL)
     def send_weights(self) -> SendReport:

@@ -3,8 +3,7 @@
 from rlhf_api import RuntimeConfig
 
 from rlhf_runtime.engines.torch_engine import TorchEngine
-from rlhf_runtime.models import materialize
-from rlhf_runtime.preflight import model_cache
+from rlhf_runtime.models import model_folder
 from rlhf_runtime.protocol import DataProto
 from rlhf_runtime.single_controller.decorator import Dispatch, register
 from rlhf_runtime.single_controller.worker import Worker
@@ -16,7 +15,7 @@ class ReferenceWorker(Worker):
 
     def __init__(self, config: RuntimeConfig) -> None:
         self.engine = TorchEngine(
-            materialize(config.models.reference, model_cache(config)),
+            model_folder(config, "reference"),
             head="lm",
             device=self.device,
             micro_batch_tokens=config.training.micro_batch_tokens,

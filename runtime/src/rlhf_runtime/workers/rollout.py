@@ -7,8 +7,7 @@ import torch
 from rlhf_api.runtime_config import RuntimeConfig
 
 from rlhf_runtime.engines.vllm_engine import EngineSettings, Sampling, VLLMEngine
-from rlhf_runtime.models import load_tokenizer, materialize
-from rlhf_runtime.preflight import model_cache
+from rlhf_runtime.models import load_tokenizer, model_folder
 from rlhf_runtime.protocol import DataProto
 from rlhf_runtime.ragged import ragged
 from rlhf_runtime.single_controller.decorator import Dispatch, register
@@ -31,7 +30,7 @@ class RolloutWorker(Worker):
         Raises:
             InputError: when vLLM cannot run the model on the device.
         """
-        folder = materialize(config.models.policy, model_cache(config))
+        folder = model_folder(config, "policy")
         self._seed = config.seed
         self._sampling = Sampling(
             temperature=config.rollout.temperature,
