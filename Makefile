@@ -68,4 +68,4 @@ $(READY): requirements/$(BUILD).txt $(PROJECTS:%=%/pyproject.toml) | $(UV)
 $(CACHE)/uv/bin/uv:
 	@echo "uv is not on the PATH: installing it into $(CACHE)/uv"
 	python3 -m venv $(CACHE)/uv
-	$(CACHE)/uv/bin/python -m pip install --quiet --require-hashes -r requirements/uv.txt
+	$(CACHE)/uv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/uv.txt
