@@ -52,4 +52,4 @@ class Data(ApiModel):
     max_response_length: PositiveInt = 256
     """Most tokens that are generated."""
     seed: int = 0
-    """Seed of everything random in the job: order of prompts, sampling, value head."""
+    """Seed of the order of prompts and of sampling. A random model has a seed of its own; a value head starts at 0."""
