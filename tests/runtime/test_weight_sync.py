@@ -67,9 +67,9 @@ def test_checksum_means_dtype_shape_and_values_but_not_layout() -> None:
     assert checksum(torch.zeros(0)) != checksum(torch.zeros(1))
 
 
-def test_a_checksum_stays_what_it_was() -> None:
-    assert checksum(torch.arange(40000, dtype=torch.int32)) == checksum(torch.arange(40000).to(torch.int32))
-    assert 0 <= checksum(torch.arange(40000, dtype=torch.int32)) < 2**64
+def test_a_checksum_is_the_one_that_its_formula_gives_in_plain_integers() -> None:
+    """Sender and engine may be of two machines: the number must not hang on the device or the release of torch."""
+    assert checksum(torch.arange(40000, dtype=torch.int32)) == 13165929014131468811
 
 
 SENT = {"embed": 1, "layer.q": 2, "layer.k": 3, "norm": 4}
