@@ -53,6 +53,7 @@ class Run:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,
         )
         self.output: list[str] = []
 
@@ -80,26 +81,33 @@ class Run:
     def samples(self) -> list[dict]:
         return self._lines("samples.jsonl")
 
+    @property
+    def summary(self) -> dict:
+        return json.loads(next(line for line in reversed(self.text.splitlines()) if line.startswith("{")))
+
     def _lines(self, name: str) -> list[dict]:
         path = self.folder / "runs" / "quickstart" / name
         return [json.loads(line) for line in path.read_text().splitlines()]
 
-    def processes(self) -> list[str]:
-        """Command lines of living processes that carry the mark."""
-        found = []
+    def processes(self) -> dict[int, str]:
+        """Command lines of living processes that carry the mark, by process id."""
+        found = {}
         for entry in Path("/proc").iterdir():
             try:
                 if entry.name.isdigit() and self.mark.encode() in (entry / "environ").read_bytes():
-                    found.append((entry / "cmdline").read_text().replace("\0", " "))
+                    found[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ").strip()
             except OSError:
                 continue  # it ended while we looked
         return found
+
+    def pids(self, name: str) -> list[int]:
+        return [pid for pid, command in self.processes().items() if command.startswith(name)]
 
     def assert_nothing_left(self, seconds: float = 10) -> None:
         deadline = time.monotonic() + seconds
         while (left := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert left == []
+        assert left == {}
 
 
 @pytest.fixture
@@ -147,7 +155,7 @@ def test_rollouts_use_the_weights_of_the_step_before(trained: Run) -> None:
 
 
 def test_the_reward_rises_and_the_critic_learns(trained: Run) -> None:
-    assert mean(trained.metrics[-5:], "reward_mean") > 2 * mean(trained.metrics[:5], "reward_mean")
+    assert mean(trained.metrics[-10:], "reward_mean") >= 2 * mean(trained.metrics[:5], "reward_mean")
     assert mean(trained.metrics[-5:], "explained_variance") > mean(trained.metrics[:5], "explained_variance") + 0.05
 
 
@@ -155,36 +163,58 @@ def test_the_run_folder_holds_what_was_promised(trained: Run) -> None:
     folder = trained.folder / "runs" / "quickstart"
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert list(folder.rglob("events.out.tfevents*"))
+    assert (folder / "model" / "model.safetensors").exists()
     assert yaml.load((folder / "job.yaml").read_text())["spec"]["placement"]["groups"]
     assert {sample["step"] for sample in trained.samples} == set(range(1, 21))
 
 
 def test_the_last_line_is_the_summary(trained: Run) -> None:
-    summary = json.loads(trained.text.strip().splitlines()[-1])
-    assert summary["steps"] == 20
-    assert summary["verdict"] == "rose"
+    assert trained.summary["steps"] == 20
+    assert trained.summary["verdict"] == "rose"
     trained.assert_nothing_left()
 
 
 def test_learning_rate_zero_changes_nothing(start) -> None:
-    job = small(steps=6)
-    job["spec"]["training"]["optimizer"] = {"learningRate": 0}
+    job = small(steps=12)
+    job["spec"]["data"]["batchSize"] = 64
+    job["spec"]["training"] |= {"optimizer": {"learningRate": 0}, "criticOptimizer": {"learningRate": 0}}
     run = start(job)
     assert run.finish() == 0, run.text
     assert all(line["kl"] == 0 for line in run.metrics)
-    rewards = [line["reward_mean"] for line in run.metrics]
-    assert max(rewards) < 2.5 * min(rewards) + 0.05
+    assert run.summary["verdict"] == "did not rise"
 
 
-def test_ctrl_c_stops_within_ten_seconds(start) -> None:
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])
+def test_a_signal_to_all_stops_within_ten_seconds(start, signum: int, code: int) -> None:
     run = start(small(steps=1000))
     run.wait_for_line("step 2")
     begin = time.monotonic()
-    run.process.send_signal(signal.SIGINT)
-    assert run.finish(timeout=10) == 130
+    os.killpg(run.process.pid, signum)  # as a terminal does
+    assert run.finish(timeout=10) == code
+    assert run.summary["steps"] >= 2
     run.assert_nothing_left(seconds=10 - (time.monotonic() - begin))
     assert "Traceback" not in run.text
     assert (run.folder / "runs" / "quickstart" / "curves.png").exists()
+
+
+def test_a_lost_worker_is_named_and_ends_the_run(start) -> None:
+    run = start(small(steps=1000))
+    run.wait_for_line("step 1")
+    [pid] = run.pids("ray::PolicyCriticReferenceWorker")
+    os.kill(pid, signal.SIGKILL)
+    assert run.finish(timeout=60) == 5
+    assert "Traceback" not in run.text
+    assert f"group `all/training`, rank 0 (pid {pid} on node" in run.text
+    run.assert_nothing_left()
+
+
+def test_numbers_that_are_not_finite_end_the_run(start) -> None:
+    job = small(steps=20)
+    job["spec"]["training"]["optimizer"] = {"learningRate": 1e30}
+    run = start(job)
+    assert run.finish() == 4, run.text
+    assert "Traceback" not in run.text
+    run.assert_nothing_left()
 
 
 def test_a_killed_driver_leaves_no_process(start) -> None:

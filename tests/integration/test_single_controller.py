@@ -111,7 +111,7 @@ class Unready(Engine):
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    nodes = [LocalNode(pool=name, resources={"CPU": 1.0, "GPU": 2.0, name: 1.0}) for name in ("a", "b")]
+    nodes = [LocalNode(pool=name, device="cuda", resources={"CPU": 1.0, "GPU": 2.0, name: 1.0}) for name in ("a", "b")]
     with LocalCluster(nodes, python_path=["/of/rewards"], env_vars={"FROM_CLUSTER": "yes"}):
         yield
 

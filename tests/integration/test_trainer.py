@@ -51,6 +51,7 @@ def fit(tmp_path: Path) -> Callable[..., list[StepMetrics]]:
         try:
             training.init_workers()
             training.fit()
+            training.export()
         finally:
             training.shutdown()
         return kept.steps

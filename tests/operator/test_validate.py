@@ -87,6 +87,14 @@ def test_a_mini_batch_is_at_most_a_batch(manifest, size, right):
     assert list(problems(manifest)) == ([] if right else ["spec.algorithm.ppo.miniBatchSize"])
 
 
+@pytest.mark.parametrize(("size", "right"), [(6, True), (7, False), (8, True), (15, True)])
+def test_every_rank_has_as_many_samples_of_a_mini_batch(manifest, size, right):
+    grouped(manifest, {"roles": ["policy", "critic", "reference", "rollout", "reward"], "workers": 2})
+    manifest["spec"]["data"]["batchSize"] = 15
+    manifest["spec"]["algorithm"]["ppo"]["miniBatchSize"] = size
+    assert list(problems(manifest)) == ([] if right else ["spec.algorithm.ppo.miniBatchSize"])
+
+
 @pytest.mark.parametrize(("tokens", "right"), [(48, True), (47, False)])
 def test_a_micro_batch_holds_a_sample(manifest, tokens, right):
     manifest["spec"]["data"] |= {"maxPromptLength": 16, "maxResponseLength": 32}

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rlhf_api.algorithm import ClipRange
 from rlhf_runtime.algorithms.advantages import gae, token_rewards
-from rlhf_runtime.algorithms.kl import kl_divergence
+from rlhf_runtime.algorithms.kl import LOG_RATIO_LIMIT, kl_divergence
 from rlhf_runtime.algorithms.losses import policy_loss, score_tokens, value_loss
 from rlhf_runtime.algorithms.masking import masked_mean, masked_sum, whiten
 
@@ -142,7 +142,7 @@ def slow_policy_loss(new: torch.Tensor, old: torch.Tensor, advantages: torch.Ten
     """Token by token; the loss, and how many tokens have no gradient because of the clip."""
     loss, held = new.new_zeros(()), 0
     for n, o, a in zip(new[mask], old[mask], advantages[mask], strict=True):
-        ratio = torch.exp(n - o)
+        ratio = torch.exp((n - o).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
         if (a > 0 and ratio > 1 + CLIP.high) or (a < 0 and ratio < 1 - CLIP.low):
             loss = loss - a * (1 + CLIP.high if a > 0 else 1 - CLIP.low)
             held += 1

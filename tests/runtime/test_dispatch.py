@@ -168,15 +168,23 @@ def test_groups_on_nodes_of_their_own_do_not_compete() -> None:
 
 
 def test_a_local_node_offers_its_resources_and_nothing_detected() -> None:
-    node = LocalNode(pool="train", resources={"CPU": 1.5, "GPU": 2.0, "pool-train": 1.0})
-    assert NodeArguments.of(node) == NodeArguments(2, 2, {"pool-train": 1})
-    assert NodeArguments.of(LocalNode(pool="bare", resources={})) == NodeArguments(0, 0, {})
+    node = LocalNode(pool="train", device="cuda", resources={"CPU": 1.5, "GPU": 2.0, "pool-train": 1.0})
+    assert NodeArguments.of(node) == NodeArguments(2, 2, {"pool-train": 1}, "cuda")
+    assert NodeArguments.of(LocalNode(pool="bare", device="cpu", resources={})) == NodeArguments(0, 0, {}, "cpu")
 
 
 def test_local_nodes_share_out_the_devices_of_the_machine() -> None:
-    nodes = [NodeArguments(1, gpus, {}) for gpus in (2, 0, 1)]
+    nodes = [NodeArguments(1, gpus, {}, "cuda") for gpus in (2, 0, 1)]
     assert [share["CUDA_VISIBLE_DEVICES"] for share in device_shares(nodes, None)] == ["0,1", "", "2"]
     assert [share["CUDA_VISIBLE_DEVICES"] for share in device_shares(nodes, "4,6,7")] == ["4,6", "", "7"]
+
+
+@pytest.mark.parametrize("visible", [None, "", "5"])
+def test_made_up_gpus_take_none_of_the_real_ones(visible: str | None) -> None:
+    nodes = [NodeArguments(1, 2, {}, "cpu"), NodeArguments(1, 1, {}, "cuda")]
+    made_up, real = (share["CUDA_VISIBLE_DEVICES"] for share in device_shares(nodes, visible))
+    assert len(made_up.split(",")) == 2
+    assert real == ("0" if visible is None else visible)
 
 
 def test_groups_that_start_at_once_never_share_a_port() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from rlhf_api.roles import ModelSource
 from rlhf_runtime.errors import InputError
-from rlhf_runtime.models import ascii_tokenizer, materialize
+from rlhf_runtime.models import ascii_tokenizer, materialize, stop_token_ids
 from rlhf_runtime.preflight import preflight
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -192,6 +192,7 @@ def cuda_config(make_config, model_folder, **fields):
 
 
 def test_cuda_is_obeyed_never_guessed(make_config, model_folder, monkeypatch):
+    monkeypatch.setattr("rlhf_runtime.preflight._installed", lambda distribution: distribution == "vllm")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     (line,) = refusal(cuda_config(make_config, model_folder))
     assert "got device cuda, which torch cannot use here" in line
@@ -203,6 +204,19 @@ def test_cuda_is_obeyed_never_guessed(make_config, model_folder, monkeypatch):
     assert preflight(cuda_config(make_config, model_folder))
 
 
+def test_each_device_needs_its_build_of_vllm(make_config, model_folder):
+    (line,) = refusal(cuda_config(make_config, model_folder))
+    assert "got device cuda without the package vllm; " in line
+    assert "make setup BUILD=gpu" in line
+
+
 def test_a_cluster_is_not_judged_by_the_drivers_own_node(make_config, model_folder, monkeypatch):
+    monkeypatch.setattr("rlhf_runtime.preflight._installed", lambda distribution: distribution == "vllm")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert preflight(cuda_config(make_config, model_folder, localNodes=None))
+
+
+@pytest.mark.parametrize(("listed", "ids"), [(None, (1,)), (7, (1, 7)), ([7, 1, 5], (1, 7, 5))])
+def test_every_end_of_text_that_a_model_names_ends_a_response(tmp_path, listed, ids):
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": listed}))
+    assert stop_token_ids(tmp_path, ascii_tokenizer()) == ids

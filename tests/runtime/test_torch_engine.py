@@ -115,7 +115,8 @@ def test_a_row_scores_the_same_alone_and_among_others(peaked: Path, head: str, t
     rows = sequences()
     scorer = engine(peaked, head=head, tokens=tokens, rate=1.0)
     if head == "value":
-        torch.nn.init.normal_(scorer.module.value_head.weight)
+        seeded = torch.Generator().manual_seed(0)
+        torch.nn.init.normal_(scorer.module.value_head.weight, std=0.1, generator=seeded)  # values of the size of 1
     together = scorer.score(rows)
     alone = [scorer.score(Sequences([p], [r])) for p, r in zip(rows.prompts, rows.responses, strict=True)]
     for index, column in enumerate(together):
@@ -338,3 +339,11 @@ def test_a_critic_starts_at_0_and_learns_its_targets(make_config, peaked: Path) 
     second = critic.update(again.union(critic.compute_values(again)))
     assert second["explained_variance"] > 0.5
     assert second["value_loss"] < first["value_loss"]
+
+
+def test_a_model_that_caps_its_logits_is_refused(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = {**sizes, "num_key_value_heads": 1, "head_dim": 16, "initializer_range": 2.0, "tie_word_embeddings": True}
+    gemma = materialize(ModelSource(random=RandomModel(architecture="gemma2", config=config)), tmp_path)
+    with pytest.raises(InputError, match="got a gemma2 model, which changes its logits"):
+        engine(gemma)

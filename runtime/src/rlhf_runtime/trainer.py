@@ -10,7 +10,8 @@ What stands side by side is submitted together and runs at the same time where i
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 from rlhf_api import RuntimeConfig
 
@@ -18,10 +19,13 @@ from rlhf_runtime.data import PromptLoader, make_batch
 from rlhf_runtime.experience import add_advantages, step_metrics
 from rlhf_runtime.preflight import Inputs
 from rlhf_runtime.protocol import DataProto
-from rlhf_runtime.report import Report, Sample, Summary, sinks_of
+from rlhf_runtime.report import Report, Sample
 from rlhf_runtime.single_controller import LocalCluster, ResourcePoolManager
 from rlhf_runtime.weight_sync import SyncReport, sync_weights
 from rlhf_runtime.worker_groups import RoleGroups, spawn_worker_groups
+
+PLACEMENT_SECONDS = 300
+"""How long placement groups may take to be ready."""
 
 logger = logging.getLogger(__name__)
 
@@ -29,22 +33,20 @@ SCORED = ("prompt_ids", "response_ids")
 """Columns that a model scores."""
 
 
-def train(config: RuntimeConfig, inputs: Inputs) -> Summary:
-    """Train a config to its end and leave no process behind, however it ends.
+def train(config: RuntimeConfig, inputs: Inputs, report: Report) -> None:
+    """Train a config to its end, report on it, and leave no process behind, however it ends.
 
     Raises:
         RLHFError: when a worker, reward, number or placement failed. What was reported until then is kept.
     """
-    report = Report(config, sinks_of(config))
-    trainer = Trainer(config, inputs, report)
-    report.start()
-    try:
+    with ExitStack() as ending:
+        ending.callback(report.close)
+        report.start()
+        trainer = Trainer(config, inputs, report)
+        ending.callback(trainer.shutdown)
         trainer.init_workers()
         trainer.fit()
-    finally:
-        trainer.shutdown()
-        summary = report.close()
-    return summary
+        trainer.export()
 
 
 class Trainer:
@@ -56,7 +58,7 @@ class Trainer:
         self.tokenizer = inputs.tokenizer
         self.report = report
         self.cluster = LocalCluster(config.local_nodes, python_path=config.python_path)
-        self.pools = ResourcePoolManager(config.groups, config.placement_timeout_seconds)
+        self.pools = ResourcePoolManager(config.groups, PLACEMENT_SECONDS)
         self.roles: RoleGroups = {}
         self.version = 0
 
@@ -113,9 +115,9 @@ class Trainer:
         values = self.roles["critic"].compute_values(batch.select(SCORED))
         scores = self.roles["reward"].score(batch.select(["prompt", "response", "columns"]))
         with clock.phase("value"):
-            with clock.phase("reward"):
-                batch = batch.union(scores.get())
-            return batch.union(values.get())
+            batch = batch.union(values.get())
+        with clock.phase("reward"):
+            return batch.union(scores.get())
 
     def update(self, batch: DataProto) -> dict[str, float]:
         """Train critic and policy, and return the metrics of both."""
@@ -129,13 +131,19 @@ class Trainer:
         self.version = version
         return report
 
+    def export(self) -> None:
+        """Write the trained policy as a Hugging Face folder into the run folder."""
+        folder = Path(self.config.run_dir) / "model"
+        self.roles["policy"].export(str(folder))
+        logger.info("The trained model is in %s", folder)
+
     def shutdown(self) -> None:
-        """End every worker, give the pools back, and end what was started on this machine."""
+        """Disconnect from Ray, which ends the workers and frees their pools, and end what was started here."""
         self.cluster.shutdown()
 
 
 class PhaseClock:
-    """Wall time of a step's phases: from their submission until the driver holds the result."""
+    """Wall time of a step's phases. They add up: of work side by side, each counts what it is waited for longer."""
 
     def __init__(self) -> None:
         self._start = time.perf_counter()

@@ -4,7 +4,7 @@
 
 `Rollout` and `Experience` name the columns that a `DataProto` holds at that point. B is the number of samples of a
 step (prompts × samples a prompt). A ragged column is a jagged nested tensor [B, R*]: row i has as many entries as
-response i has tokens, and all ragged response columns of a batch share their offsets.
+response i has tokens.
 """
 
 from collections.abc import Mapping

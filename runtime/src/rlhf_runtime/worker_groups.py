@@ -36,7 +36,9 @@ RoleGroups = dict[Role, RayWorkerGroup | WorkerGroupView]
 
 
 def spawn_worker_groups(config: RuntimeConfig, pools: ResourcePoolManager) -> RoleGroups:
-    """Start the workers of every role, all at once, without waiting for them (`RayWorkerGroup.wait_ready`).
+    """Start the workers of every role, side by side; `RayWorkerGroup.wait_ready` waits for them.
+
+    An engine that shares a GPU is started when the training roles on it are ready.
 
     Args:
         config: What each worker is constructed with.

@@ -40,7 +40,7 @@ class RLHFJob(ApiModel):
 
     @classmethod
     def parse(cls, manifest: Any) -> Self:
-        """Read a manifest as YAML or the API server gave it.
+        """Read a manifest as it is written: without what an API server adds to it.
 
         Raises:
             SpecError: with every problem of the manifest's form.

@@ -53,6 +53,8 @@ class LocalNode(ApiModel):
 
     pool: str
     """The pool that it belongs to."""
+    device: Device
+    """What its roles compute on; GPUs of a `cpu` node are made up."""
     resources: dict[str, float]
     """Ray resources that it offers."""
 
@@ -114,8 +116,6 @@ class RuntimeConfig(ApiModel):
     """What is recorded."""
     local_nodes: list[LocalNode] | None
     """Ray nodes to start on this machine; null joins the cluster that is there."""
-    placement_timeout_seconds: PositiveInt = 300
-    """How long placement groups may take to be ready."""
 
     @classmethod
     def parse(cls, document: Any) -> Self:

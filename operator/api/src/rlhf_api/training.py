@@ -54,7 +54,7 @@ class Rollout(ApiModel):
     """Nucleus sampling; only 1 is sound for training, since a truncated distribution is not the trainer's."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Share of a GPU's memory that an engine may take."""
-    kv_cache_gi_b: PositiveInt = Field(default=1, alias="kvCacheGiB")
+    kv_cache_gib: PositiveInt = Field(default=1, alias="kvCacheGiB")
     """GiB of memory for an engine's KV cache on a `cpu` pool."""
 
 
@@ -65,7 +65,7 @@ class WeightSync(ApiModel):
 
     method: Literal["auto", "ipc"] = "auto"
     """`ipc`: shared memory (CUDA IPC on GPUs), for a rollout in the policy's group; `auto`: as the placement asks."""
-    bucket_mi_b: PositiveInt = Field(default=256, alias="bucketMiB")
+    bucket_mib: PositiveInt = Field(default=256, alias="bucketMiB")
     """Size of the buffer that weights travel through."""
 
 

@@ -70,14 +70,30 @@ class PolicyModel(nn.Module):
         self.network = _load(AutoModelForCausalLM, folder)
         self.temperature = temperature
         self.entropy_gradient = entropy_gradient
+        self._check_head(folder)
 
     def forward(
         self, input_ids: torch.Tensor, places: torch.Tensor, targets: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities [N] of `targets` [N] after the places [N] of `input_ids` [B, L], and entropies [N]."""
+        return score_tokens(self._logits(input_ids, places), targets, self.temperature, self.entropy_gradient)
+
+    def _logits(self, input_ids: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """Logits [N, V] at the places [N] alone: those of prompts and padding would be most of the memory."""
         hidden = self.network.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
-        logits = self.network.get_output_embeddings()(hidden.flatten(0, 1)[places])
-        return score_tokens(logits, targets, self.temperature, self.entropy_gradient)
+        logits: torch.Tensor = self.network.get_output_embeddings()(hidden.flatten(0, 1)[places])
+        return logits
+
+    @torch.no_grad()
+    def _check_head(self, folder: Path) -> None:
+        """Refuse a model that does more to its logits than its output layer, such as capping or scaling them."""
+        tokens = torch.arange(min(8, self.network.config.get_text_config().vocab_size))
+        own = self.network.eval()(input_ids=tokens[None]).logits[0]
+        if not torch.allclose(self._logits(tokens[None], tokens), own, rtol=1e-3, atol=1e-3):
+            raise InputError(
+                f"{folder}: got a {self.network.config.model_type} model, which changes its logits after the output "
+                "layer; expected one whose logits are those of the layer. Fix: choose another model"
+            )
 
 
 class ValueModel(nn.Module):

@@ -55,7 +55,7 @@ class EngineSettings:
             device=config.group_of("rollout").device,
             transport=config.weight_sync.transport,
             max_model_len=config.data.max_prompt_length + config.data.max_response_length,
-            kv_cache_gib=config.rollout.kv_cache_gi_b,
+            kv_cache_gib=config.rollout.kv_cache_gib,
             gpu_memory_utilization=config.rollout.gpu_memory_utilization,
         )
 
@@ -70,8 +70,6 @@ class Sampling:
     """Most tokens of a response."""
     stop_token_ids: tuple[int, ...]
     """Tokens that end a response and are its last."""
-    top_p: float = 1.0
-    """Nucleus sampling."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +122,6 @@ class VLLMEngine:
         parameters = [
             SamplingParams(
                 temperature=sampling.temperature,
-                top_p=sampling.top_p,
                 max_tokens=sampling.max_tokens,
                 stop_token_ids=list(sampling.stop_token_ids),
                 seed=seed,

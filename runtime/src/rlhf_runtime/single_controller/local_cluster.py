@@ -8,12 +8,13 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from typing import Any, Self
 
 import ray
 from ray._common.utils import reset_ray_address
 from ray.cluster_utils import Cluster
+from rlhf_api.pools import Device
 from rlhf_api.runtime_config import LocalNode
 
 from rlhf_runtime.errors import InfrastructureError
@@ -30,6 +31,8 @@ class NodeArguments:
     num_gpus: int
     resources: dict[str, int]
     """Custom resources."""
+    device: Device
+    """GPUs of a `cpu` node are made up."""
 
     @classmethod
     def of(cls, node: LocalNode) -> Self:
@@ -38,7 +41,7 @@ class NodeArguments:
         Ray's nodes have whole resources only, so half a CPU becomes one.
         """
         whole = {key: math.ceil(amount) for key, amount in node.resources.items()}
-        return cls(whole.pop("CPU", 0), whole.pop("GPU", 0), whole)
+        return cls(whole.pop("CPU", 0), whole.pop("GPU", 0), whole, node.device)
 
 
 def worker_environment(python_path: Sequence[str], env_vars: Mapping[str, str]) -> dict[str, str]:
@@ -53,13 +56,15 @@ def worker_environment(python_path: Sequence[str], env_vars: Mapping[str, str]) 
 def device_shares(nodes: Sequence[NodeArguments], visible: str | None) -> list[dict[str, str]]:
     """Environment a node that shows it GPUs of its own: each would count this machine's from the first on.
 
+    A `cpu` node is shown as many as it asks for, whatever is there.
+
     Args:
         nodes: The local nodes.
         visible: This process' CUDA_VISIBLE_DEVICES; none where it sees all.
     """
-    wanted = sum(node.num_gpus for node in nodes)
-    devices = iter(visible.split(",") if visible else map(str, range(wanted)))
-    return [{"CUDA_VISIBLE_DEVICES": ",".join(islice(devices, node.num_gpus))} for node in nodes]
+    real = iter(map(str, count()) if visible is None else filter(None, visible.split(",")))
+    shares = (islice(real if node.device == "cuda" else map(str, count()), node.num_gpus) for node in nodes)
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(share)} for share in shares]
 
 
 class LocalCluster:
@@ -95,7 +100,7 @@ class LocalCluster:
         try:
             with _kept_signal_handlers():
                 self._connect(options)
-        except (ConnectionError, OSError, RuntimeError) as error:
+        except (ConnectionError, OSError, RuntimeError, ValueError) as error:
             self.shutdown()
             where = "in reach" if self._nodes is None else "on this machine"
             raise InfrastructureError(
@@ -106,6 +111,8 @@ class LocalCluster:
         if self._nodes is None:
             ray.init(address="auto", **options)
         elif len(self._nodes) == 1:
+            # The driver computes nothing on a GPU itself.
+            os.environ |= device_shares(self._nodes, os.environ.get("CUDA_VISIBLE_DEVICES"))[0]
             start = _start_arguments(self._nodes[0])
             ray.init(address="local", include_dashboard=False, **start, **options)
         else:

@@ -108,6 +108,8 @@ class RayWorkerGroup:
             raise ValueError(f"visible_devices_from: got a group on pool `{group._pool.name}`; expected the same pool")
         if "GPU" not in self._pool.bundle:
             return [{} for _ in range(group.world_size)]
+        # vLLM takes what is free of a GPU while it starts, so the sibling's model has to be there before.
+        group.wait_ready()
         visible = gather(group._submit("host_devices", Call((), {})), group._members)
         return [
             {"CUDA_VISIBLE_DEVICES": devices, "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"} for devices in visible

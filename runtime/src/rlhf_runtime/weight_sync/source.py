@@ -25,7 +25,6 @@ class RecordingSource(WeightSource):
             record: Whether checksums are taken; the sending rank's are enough.
         """
         self._module, self._prefix, self._record = module, prefix, record
-        self._pass: Iterator[tuple[str, torch.Tensor]] = iter(())
         self.checksums: dict[str, int] = {}
 
     def metadata(self) -> list[ParamMeta]:
@@ -38,13 +37,7 @@ class RecordingSource(WeightSource):
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         self.checksums = {}
-        self._pass = self._materialized()
-        return self._pass
-
-    def drain(self) -> None:
-        """Take part in the gathers that are left of a broken-off pass, so that other ranks do not wait for ever."""
-        for _ in self._pass:
-            pass
+        return self._materialized()
 
     @torch.no_grad()
     def _materialized(self) -> Iterator[tuple[str, torch.Tensor]]:

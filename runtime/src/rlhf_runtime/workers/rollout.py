@@ -7,7 +7,7 @@ import torch
 from rlhf_api.runtime_config import RuntimeConfig
 
 from rlhf_runtime.engines.vllm_engine import EngineSettings, Sampling, VLLMEngine
-from rlhf_runtime.models import load_tokenizer, model_folder
+from rlhf_runtime.models import load_tokenizer, model_folder, stop_token_ids
 from rlhf_runtime.protocol import DataProto
 from rlhf_runtime.ragged import ragged
 from rlhf_runtime.single_controller.decorator import Dispatch, register
@@ -18,7 +18,7 @@ from rlhf_runtime.weight_sync.verify import ReceivedWeights
 class RolloutWorker(Worker):
     """One vLLM engine.
 
-    The methods from `init_weight_transfer_engine` to `update_weight_version` have the names that vLLM's own
+    The methods from `init_weight_transfer_engine` to `finish_weight_update` have the names that vLLM's own
     `RayVLLMWeightSyncClient` calls on an actor; the policy's first rank calls them, not the driver.
     """
 
@@ -35,8 +35,7 @@ class RolloutWorker(Worker):
         self._sampling = Sampling(
             temperature=config.rollout.temperature,
             max_tokens=config.data.max_response_length,
-            stop_token_ids=(load_tokenizer(folder).eos_token_id,),
-            top_p=config.rollout.top_p,
+            stop_token_ids=stop_token_ids(folder, load_tokenizer(folder)),
         )
         self._engine = VLLMEngine(folder, EngineSettings.of(config))
 
@@ -105,10 +104,6 @@ class RolloutWorker(Worker):
     def finish_weight_update(self) -> None:
         """End an update."""
         self._engine.llm.finish_weight_update()
-
-    def update_weight_version(self, version: Any) -> None:
-        """VLLM's way to name the weights; does all that `publish_weights` does."""
-        self._engine.publish(int(version))
 
 
 def sample_seed(seed: int, version: int, sample_index: int) -> int:
