@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,7 @@ def become(monkeypatch):
     """The arguments of the program that `rlhf run` would become."""
     calls = []
     monkeypatch.setattr(os, "execv", lambda _, arguments: calls.append(arguments))
+    monkeypatch.setattr(signal, "pthread_sigmask", lambda how, signals: None)
     return calls
 
 
@@ -129,7 +131,7 @@ def test_help_teaches_with_an_example():
 def test_the_real_program_answers_without_the_data_planes_libraries(bad):
     code = (
         "import sys\n"
-        "from rlhf_operator.cli import main\n"
+        "from rlhf_operator.__main__ import main\n"
         "try: main()\n"
         "finally: print([*{'torch', 'ray', 'vllm', 'transformers'} & {*sys.modules}])"
     )

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,11 +36,6 @@ app = typer.Typer(
     help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
 )
 File = Annotated[Path, typer.Argument(metavar="FILE", help="an RLHFJob manifest", show_default=False)]
-
-
-def main() -> None:
-    """Entry point of `rlhf`."""
-    app()
 
 
 def _show_version(asked: bool) -> None:
@@ -120,6 +116,8 @@ def run(
     typer.echo(f"Run folder: {folder}")
     sys.stdout.flush()
     sys.stderr.flush()
+    # From here on the runtime answers for them: it unblocks them once it does.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     os.execv(sys.executable, [sys.executable, "-m", "rlhf_runtime", str(config)])
 
 

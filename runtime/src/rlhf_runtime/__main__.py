@@ -23,32 +23,78 @@ from rlhf_api import FieldError, RuntimeConfig, SpecError
 
 from rlhf_runtime.errors import RLHFError
 
-SHUTDOWN_SECONDS = 8
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SHOW_CURSOR = b"\x1b[?25h"
+SHUTDOWN_SECONDS = 7
 """How long an interrupted run may take to end its workers and draw its curves."""
 
 
-class Stopped(BaseException):
-    """A signal asked the run to end."""
+class Interruption:
+    """The handler of SIGINT and SIGTERM: unwinds the run once, and cuts an end short that takes too long.
 
-    def __init__(self, signum: int) -> None:
-        self.exit_code = 128 + signum
-        super().__init__(signal.Signals(signum).name)
+    It raises KeyboardInterrupt for both, the one exception that Ray's waits let through at once.
+    """
+
+    def __init__(self) -> None:
+        self._signum = signal.SIGINT
+        self._armed = True
+
+    @property
+    def exit_code(self) -> int:
+        """What the shell says of a program that the signal ended."""
+        return 128 + self._signum
+
+    def listen(self) -> None:
+        """Handle the signals from now on; those that came before were held back by `rlhf run`."""
+        for signum in SIGNALS:
+            signal.signal(signum, self._stop)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+    def ignore(self) -> None:
+        """Let signals change nothing any more: the program is about to end."""
+        self._armed = False
+
+    def _stop(self, signum: int, _frame: FrameType | None) -> None:
+        if not self._armed:
+            return
+        self.ignore()
+        self._signum = signal.Signals(signum)
+        cut = threading.Timer(SHUTDOWN_SECONDS, self._cut_short)
+        cut.daemon = True
+        cut.start()
+        raise KeyboardInterrupt
+
+    def _cut_short(self) -> NoReturn:
+        if sys.stdout.isatty():
+            os.write(sys.stdout.fileno(), SHOW_CURSOR)
+        os._exit(self.exit_code)
+
+    def __str__(self) -> str:
+        return self._signum.name
 
 
 def main() -> int:
     """Train the config named on the command line and return the exit code."""
     arguments = _parse_arguments()
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, _stop)
+    interruption = Interruption()
+    try:
+        interruption.listen()
+        return _end_of(arguments.config)
+    except KeyboardInterrupt:
+        print(f"Stopped by {interruption}.", file=sys.stderr)
+        return interruption.exit_code
+    finally:
+        interruption.ignore()
+
+
+def _end_of(path: Path) -> int:
+    """Train a config, tell what went wrong, and return the exit code."""
     config = None
     try:
-        config = read_config(arguments.config)
+        config = read_config(path)
         _train(config)
-    except Stopped as stop:
-        print(f"Stopped by {stop}.", file=sys.stderr)
-        return stop.exit_code
     except SpecError as error:
-        print("\n".join(f"{arguments.config}: {problem}" for problem in error.errors), file=sys.stderr)
+        print("\n".join(f"{path}: {problem}" for problem in error.errors), file=sys.stderr)
         return 2
     except RLHFError as error:
         print(f"{error}{_save_details(config) if error.__cause__ else ''}", file=sys.stderr)
@@ -107,16 +153,6 @@ def _parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("config", type=Path, help="the RuntimeConfig as JSON")
     return parser.parse_args()
-
-
-def _stop(signum: int, _frame: FrameType | None) -> NoReturn:
-    """Unwind once; later signals change nothing, and an end that takes too long is cut short."""
-    for ignored in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(ignored, signal.SIG_IGN)
-    cut = threading.Timer(SHUTDOWN_SECONDS, os._exit, (128 + signum,))
-    cut.daemon = True
-    cut.start()
-    raise Stopped(signum)
 
 
 def _save_details(config: RuntimeConfig | None) -> str:

@@ -153,11 +153,17 @@ def _kept_signal_handlers() -> Iterator[None]:
         yield
         return
     handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    terminated = False
     try:
         yield
+    except SystemExit:  # what Ray's handler makes of SIGTERM
+        terminated = True
+        raise
     finally:
         for signum, handler in handlers.items():
             signal.signal(signum, handler)
+        if terminated:
+            signal.raise_signal(signal.SIGTERM)
 
 
 def _start_arguments(node: NodeArguments) -> dict[str, Any]:
