@@ -1,4 +1,4 @@
-"""Entry point of `rlhf` and `python -m rlhf_operator`: signals end it at once and without a traceback, from the start."""
+"""Entry point of `rlhf` and `python -m rlhf_operator`: signals end it at once, without a traceback, from the start."""
 
 import os
 import signal

@@ -14,7 +14,6 @@ import sys
 import threading
 import traceback
 import warnings
-from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -51,8 +50,10 @@ class Interruption:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
     def ignore(self) -> None:
-        """Let signals change nothing any more: the program is about to end."""
+        """Let signals change nothing any more, up to the very end of the process."""
         self._armed = False
+        for signum in SIGNALS:
+            signal.signal(signum, signal.SIG_IGN)
 
     def _stop(self, signum: int, _frame: FrameType | None) -> None:
         if not self._armed:
@@ -131,11 +132,7 @@ def _train(config: RuntimeConfig) -> None:
     from rlhf_runtime.report import Report, sinks_of
     from rlhf_runtime.trainer import train
 
-    report = Report(config, sinks_of(config))
-    try:
-        train(config, inputs, report)
-    finally:
-        print(json.dumps(asdict(report.summary())), flush=True)
+    train(config, inputs, Report(config, sinks_of(config)))
 
 
 def _hush_libraries() -> None:

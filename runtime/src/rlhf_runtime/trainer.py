@@ -40,10 +40,11 @@ def train(config: RuntimeConfig, inputs: Inputs, report: Report) -> None:
         RLHFError: when a worker, reward, number or placement failed. What was reported until then is kept.
     """
     with ExitStack() as ending:
-        ending.callback(report.close)
-        report.start()
         trainer = Trainer(config, inputs, report)
         ending.callback(trainer.shutdown)
+        # Closed before the workers are ended, which may be cut short.
+        ending.callback(report.close)
+        report.start()
         trainer.init_workers()
         trainer.fit()
         trainer.export()

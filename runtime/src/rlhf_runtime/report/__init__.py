@@ -8,7 +8,7 @@ from rlhf_api import RuntimeConfig
 
 from rlhf_runtime.report.console import TerminalView
 from rlhf_runtime.report.curves import Curves
-from rlhf_runtime.report.jsonl import MetricsFile, SamplesFile
+from rlhf_runtime.report.jsonl import MetricsFile, SamplesFile, SummaryLine
 from rlhf_runtime.report.sink import Sample, Sink
 from rlhf_runtime.report.summary import Summary, summarize
 from rlhf_runtime.report.tensorboard import TensorBoard
@@ -23,7 +23,12 @@ def sinks_of(config: RuntimeConfig) -> list[Sink]:
     They are closed in reverse: the curves, which take a second or two, keep nobody waiting for the rest.
     """
     folder = Path(config.run_dir)
-    sinks: list[Sink] = [Curves(folder / "curves.png"), MetricsFile(folder / "metrics.jsonl"), TerminalView()]
+    sinks: list[Sink] = [
+        Curves(folder / "curves.png"),
+        SummaryLine(),
+        MetricsFile(folder / "metrics.jsonl"),
+        TerminalView(),
+    ]
     if config.observability.samples_per_step:
         sinks.append(SamplesFile(folder / "samples.jsonl"))
     if config.observability.tensorboard:

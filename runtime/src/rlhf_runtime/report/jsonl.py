@@ -1,7 +1,8 @@
-"""JSONL files: a line a record, on the disk as soon as it is known."""
+"""Lines of JSON: files with a line a record, on the disk as soon as it is known, and the summary."""
 
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -48,6 +49,21 @@ class SamplesFile(_JsonLines):
     def step(self, metrics: StepMetrics, samples: Sequence[Sample]) -> None:
         """Write one line a sample."""
         self._write([{"step": metrics["step"], **asdict(sample)} for sample in samples])
+
+
+class SummaryLine:
+    """The summary as a line of JSON on standard output: a run's end can be read from its log alone."""
+
+    def start(self, config: RuntimeConfig) -> None:
+        """Nothing to open."""
+
+    def step(self, metrics: StepMetrics, samples: Sequence[Sample]) -> None:
+        """Nothing to say before the end."""
+
+    def close(self, summary: Summary) -> None:
+        """Write the line."""
+        sys.stdout.write(json.dumps(asdict(summary)) + "\n")
+        sys.stdout.flush()
 
 
 def _plain(value: float | int | str) -> float | int | str | None:

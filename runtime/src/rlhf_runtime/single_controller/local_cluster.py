@@ -3,8 +3,6 @@
 import logging
 import math
 import os
-import signal
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -98,7 +96,7 @@ class LocalCluster:
         if self._environment:
             options["runtime_env"] = {"env_vars": self._environment}
         try:
-            with _kept_signal_handlers():
+            with _without_signal_handlers():
                 self._connect(options)
         except (ConnectionError, OSError, RuntimeError, ValueError) as error:
             self.shutdown()
@@ -147,23 +145,14 @@ class LocalCluster:
 
 
 @contextmanager
-def _kept_signal_handlers() -> Iterator[None]:
-    """Put the program's own handlers back afterwards: Ray's would end the process before its workers are ended."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
-    terminated = False
+def _without_signal_handlers() -> Iterator[None]:
+    """Keep Ray from handling SIGTERM: it would exit before workers are ended, or drop the signal in a destructor."""
+    install = ray._private.utils.set_sigterm_handler
+    ray._private.utils.set_sigterm_handler = lambda handler: None
     try:
         yield
-    except SystemExit:  # what Ray's handler makes of SIGTERM
-        terminated = True
-        raise
     finally:
-        for signum, handler in handlers.items():
-            signal.signal(signum, handler)
-        if terminated:
-            signal.raise_signal(signal.SIGTERM)
+        ray._private.utils.set_sigterm_handler = install
 
 
 def _start_arguments(node: NodeArguments) -> dict[str, Any]:
