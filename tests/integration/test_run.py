@@ -184,14 +184,29 @@ def test_learning_rate_zero_changes_nothing(start) -> None:
     assert run.summary["verdict"] == "did not rise"
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])
-def test_a_signal_to_all_stops_within_ten_seconds(start, signum: int, code: int) -> None:
-    run = start(small(steps=1000))
+@pytest.mark.parametrize(
+    ("send", "signum", "code"),
+    [(os.killpg, signal.SIGINT, 130), (os.kill, signal.SIGTERM, 143)],  # as a terminal does, and as a kubelet does
+    ids=["Ctrl-C", "SIGTERM"],
+)
+def test_a_signal_stops_the_run_within_ten_seconds(start, tmp_path: Path, send, signum: int, code: int) -> None:
+    """A reward that hangs keeps the driver waiting in Ray."""
+    body = "calls.append(1)\n    time.sleep(60 * (len(calls) > 2))\n    return [0.0] * len(responses)"
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "rewards.py").write_text(
+        f"import time\n\ncalls = []\n\n\ndef slow(prompts, responses, **columns):\n    {body}\n"
+    )
+    job = small(steps=1000)
+    job["spec"]["code"] = {"configMap": "mine"}
+    job["spec"]["rewards"] = [{"name": "mine", "function": {"importPath": "rewards:slow"}}]
+    run = start(job)
     run.wait_for_line("step 2")
     begin = time.monotonic()
-    os.killpg(run.process.pid, signum)  # as a terminal does
-    assert run.finish(timeout=10) == code
-    assert run.summary["steps"] >= 2
+    send(run.process.pid, signum)
+    assert run.process.wait(timeout=10) == code
+    run.finish()
+    assert run.summary["steps"] == 2
+    assert f"Stopped by {signal.Signals(signum).name}" in run.text
     run.assert_nothing_left(seconds=10 - (time.monotonic() - begin))
     assert "Traceback" not in run.text
     assert (run.folder / "runs" / "quickstart" / "curves.png").exists()

@@ -285,6 +285,19 @@ def test_a_group_that_never_fits_is_refused_before_it_is_made(
     assert set(placement_group_table()) == known
 
 
+def test_ray_does_not_handle_sigterm_even_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    during = []
+
+    def init(**options: object) -> None:
+        ray._private.utils.set_sigterm_handler(lambda signum, frame: sys.exit(signum))  # as ray.init does
+        during.append(signal.getsignal(signal.SIGTERM))
+
+    monkeypatch.setattr(ray, "init", init)
+    before = signal.getsignal(signal.SIGTERM)
+    LocalCluster(None).start()
+    assert during == [before]
+
+
 def worker_group(name: str, roles: list[str], workers: int, cpus: float) -> WorkerGroup:
     return WorkerGroup.model_validate(
         {"name": name, "roles": roles, "workers": workers, "device": "cpu", "gpus_per_worker": 0.0}

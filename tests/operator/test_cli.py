@@ -123,6 +123,36 @@ def test_ctrl_c_ends_with_130(monkeypatch):
     assert rlhf("plan", QUICKSTART).exit_code == 130
 
 
+def test_ctrl_c_while_the_program_is_still_imported_leaves_no_traceback():
+    code = (
+        "import os, signal, sys\n"
+        "class Late:\n"
+        "    def find_spec(name, *_):\n"
+        "        if name == 'rlhf_operator.cli': os.kill(os.getpid(), signal.SIGINT)\n"
+        "from rlhf_operator.__main__ import main\n"
+        "sys.meta_path.insert(0, Late)\n"
+        "main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_ctrl_c_between_the_programs_is_answered_by_the_runtime(tmp_path):
+    code = (
+        "import os, signal\n"
+        "become = os.execv\n"
+        "def late(*arguments):\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    become(*arguments)\n"
+        "os.execv = late\n"
+        "from rlhf_operator.__main__ import main\n"
+        "main()"
+    )
+    command = [sys.executable, "-c", code, "run", str(QUICKSTART), "--runs-dir", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "Stopped by SIGINT.\n")
+
+
 def test_help_teaches_with_an_example():
     assert "rlhf run examples/01-quickstart.yaml" in rlhf("--help").stdout
     assert rlhf("--version").stdout.startswith("rlhf 0.")

@@ -68,10 +68,11 @@ class Interruption:
     def _cut_short(self) -> NoReturn:
         if sys.stdout.isatty():
             os.write(sys.stdout.fileno(), SHOW_CURSOR)
+        os.write(sys.stderr.fileno(), f"{self}\n".encode())
         os._exit(self.exit_code)
 
     def __str__(self) -> str:
-        return self._signum.name
+        return f"Stopped by {self._signum.name}."
 
 
 def main() -> int:
@@ -82,7 +83,7 @@ def main() -> int:
         interruption.listen()
         return _end_of(arguments.config)
     except KeyboardInterrupt:
-        print(f"Stopped by {interruption}.", file=sys.stderr)
+        print(interruption, file=sys.stderr)
         return interruption.exit_code
     finally:
         interruption.ignore()

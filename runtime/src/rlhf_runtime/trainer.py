@@ -139,7 +139,9 @@ class Trainer:
         logger.info("The trained model is in %s", folder)
 
     def shutdown(self) -> None:
-        """Disconnect from Ray, which ends the workers and frees their pools, and end what was started here."""
+        """End the workers, busy ones too, disconnect from Ray, which frees their pools, and end what was started here."""
+        for group in self.roles.values():
+            group.shutdown()
         self.cluster.shutdown()
 
 

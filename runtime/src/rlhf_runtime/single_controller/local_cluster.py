@@ -3,6 +3,8 @@
 import logging
 import math
 import os
+import signal
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -96,7 +98,7 @@ class LocalCluster:
         if self._environment:
             options["runtime_env"] = {"env_vars": self._environment}
         try:
-            with _without_signal_handlers():
+            with _own_signal_handlers():
                 self._connect(options)
         except (ConnectionError, OSError, RuntimeError, ValueError) as error:
             self.shutdown()
@@ -145,14 +147,24 @@ class LocalCluster:
 
 
 @contextmanager
-def _without_signal_handlers() -> Iterator[None]:
-    """Keep Ray from handling SIGTERM: it would exit before workers are ended, or drop the signal in a destructor."""
+def _own_signal_handlers() -> Iterator[None]:
+    """Keep Ray from handling signals: it would end the process before its workers are ended.
+
+    The handler that it sets first can also lose a signal, by raising in a destructor. Those of its C++ part, set when it
+    connects, are replaced afterwards.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
     install = ray._private.utils.set_sigterm_handler
     ray._private.utils.set_sigterm_handler = lambda handler: None
     try:
         yield
     finally:
         ray._private.utils.set_sigterm_handler = install
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
 
 
 def _start_arguments(node: NodeArguments) -> dict[str, Any]:

@@ -218,6 +218,10 @@ class WorkerGroupView:
         """Wait until every worker's `__init__` is done, or raise what it raised."""
         self.group.wait_ready()
 
+    def shutdown(self) -> None:
+        """Kill the workers, which are those of the group's other roles too."""
+        self.group.shutdown()
+
 
 def _attach(target: object, cls: type[Worker], call: Callable[..., Any]) -> None:
     """Give a group or view the registered methods of a worker class."""
