@@ -139,7 +139,7 @@ class Trainer:
         logger.info("The trained model is in %s", folder)
 
     def shutdown(self) -> None:
-        """End the workers, busy ones too, disconnect from Ray, which frees their pools, and end what was started here."""
+        """End the workers, busy ones too, leave Ray, which frees their pools, and end what was started here."""
         for group in self.roles.values():
             group.shutdown()
         self.cluster.shutdown()

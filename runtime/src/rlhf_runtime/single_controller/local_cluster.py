@@ -150,8 +150,8 @@ class LocalCluster:
 def _own_signal_handlers() -> Iterator[None]:
     """Keep Ray from handling signals: it would end the process before its workers are ended.
 
-    The handler that it sets first can also lose a signal, by raising in a destructor. Those of its C++ part, set when it
-    connects, are replaced afterwards.
+    The handler that it sets first can also lose a signal, by raising in a destructor. Those of its C++ part, set when
+    it connects, are replaced afterwards.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
