@@ -78,6 +78,7 @@ def test_the_arithmetic_set_is_right():
         ('{"prompt": ["a"]}', ":1: prompt", "a list"),
         ('{"prompt": ""}', ":1: prompt", "an empty text"),
         ('{"prompt": "a", "responses": 1}', ":1", "a field `responses`"),
+        ('{"prompt": "a", "b": ["\\ud800"]}', ":1", "half a character"),
         (b'{"prompt": "a"}\n{"prompt": "\xff"}', ":2", "a byte that is not UTF-8 at column 13"),
         ("", "", "no rows"),
         ("\n\n", "", "no rows"),

@@ -87,6 +87,26 @@ def test_what_is_cheap_to_know_is_told_at_once_and_before_torch(make_config, tmp
     assert subprocess.run([sys.executable, "-c", code, document], check=False).returncode == 42
 
 
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda content: content[:-1],
+        lambda content: content[:100],
+        lambda content: b"",
+        lambda content: b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
+        lambda content: (2).to_bytes(8, "little") + b"[]",
+    ],
+    ids=["tensors", "header", "empty", "git-lfs", "list"],
+)
+def test_weights_that_are_not_all_there(make_config, copy, spoil):
+    folder = copy("spoilt")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(spoil(weights.read_bytes()))
+    [line, *_] = refusal(make_config(models=models_of(folder)))
+    assert line.startswith(f"models.policy.path: got {weights}, which is cut short; ")
+    assert "git-lfs" in line
+
+
 def test_reward_functions_come_from_the_python_path(make_config, model_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "preflight_rewards.py").write_text(

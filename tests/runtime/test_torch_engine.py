@@ -1,6 +1,8 @@
 """The torch engine and the training workers on one rank, against transformers and plain torch."""
 
+import json
 import math
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -222,6 +224,12 @@ def test_a_folder_that_lacks_weights_is_refused(peaked: Path, tmp_path: Path) ->
     for head in ("lm", "value"):
         with pytest.raises(InputError, match=r"up_proj.*Fix:"):
             engine(lacking, head=head)
+    other = shutil.copytree(peaked, tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"vocab_size": config["vocab_size"] + 1}))
+    for head in ("lm", "value"):
+        with pytest.raises(InputError, match=r"\d weights of another shape .*(embed|lm_head).*; expected \[.*Fix:"):
+            engine(other, head=head)
     with pytest.raises(InputError, match="Fix:"):
         engine(tmp_path)
 

@@ -118,10 +118,29 @@ def _folder_problems(role: str, source: ModelSource) -> list[FieldError]:
     if not _holds(folder, WEIGHT_FILES):
         fix = "copy the weights there; a git clone without git-lfs leaves them out"
         problems.append(FieldError(f"{path}.path", f"{folder} without weights", " or ".join(WEIGHT_FILES), fix))
+    for file in sorted(folder.glob("*.safetensors")):
+        if not _is_whole(file):
+            fix = "copy it again; a git clone without git-lfs leaves pointers in the place of weights"
+            problems.append(FieldError(f"{path}.path", f"{file}, which is cut short", "a whole safetensors file", fix))
     if role == "policy" and not _holds(folder, TOKENIZER_FILES):  # transformers would make up an empty one
         fix = "copy the tokenizer's files there"
         problems.append(FieldError(f"{path}.path", f"{folder} without a tokenizer", " or ".join(TOKENIZER_FILES), fix))
     return problems
+
+
+def _is_whole(file: Path) -> bool:
+    """Whether a safetensors file holds all that it lists: the length of its header in 8 bytes, the header, tensors."""
+    with file.open("rb") as content:
+        length = int.from_bytes(content.read(8), "little")
+        present = file.stat().st_size - 8 - length
+        if present < 0:
+            return False
+        try:
+            header = json.loads(content.read(length))
+            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        except (ValueError, LookupError, TypeError, AttributeError):
+            return False
+    return present == max(ends, default=0)
 
 
 def _holds(folder: Path, patterns: Iterable[str]) -> bool:

@@ -92,7 +92,12 @@ def _parse_lines(source: str, content: bytes) -> Iterator[tuple[str, Any]]:
         if not line.strip():
             continue
         try:
-            yield where, json.loads(line.decode())
+            value = json.loads(line.decode())
+            json.dumps(value, ensure_ascii=False).encode()  # an escape can write half of a surrogate pair
+            yield where, value
+        except UnicodeEncodeError:
+            fix = "remove the escape between \\ud800 and \\udfff, or give its other half"
+            yield where, FieldError(where, "half a character", "text that UTF-8 can hold", fix)
         except UnicodeDecodeError as error:
             got = f"a byte that is not UTF-8 at column {error.start + 1}"
             yield where, FieldError(where, got, "UTF-8 text", "save the file as UTF-8")

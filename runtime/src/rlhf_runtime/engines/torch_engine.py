@@ -49,7 +49,12 @@ def _load(kind: type[AutoModel] | type[AutoModelForCausalLM], folder: Path) -> P
     fix = "Fix: point the model's `path` at the folder of a causal language model as transformers writes it"
     try:
         model, report = kind.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True, output_loading_info=True
+            folder,
+            dtype=torch.float32,
+            attn_implementation="sdpa",
+            local_files_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused below, by name
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise InputError(f"{folder}: got no model to load ({error}); expected config and safetensors. {fix}") from error
@@ -57,6 +62,10 @@ def _load(kind: type[AutoModel] | type[AutoModelForCausalLM], folder: Path) -> P
         hf_logging.set_verbosity(verbosity)
     if missing := sorted(report["missing_keys"]):
         raise InputError(f"{folder}: got no weights for {', '.join(missing[:5])}; expected all of the model's. {fix}")
+    if mismatched := sorted(report["mismatched_keys"]):
+        name, stored, wanted = mismatched[0]
+        got = f"{len(mismatched)} weights of another shape than config.json's, such as {name} of {list(stored)}"
+        raise InputError(f"{folder}: got {got}; expected {list(wanted)}. {fix}")
     return model
 
 
