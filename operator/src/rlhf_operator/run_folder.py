@@ -28,21 +28,32 @@ def prepare(folder: Path) -> Path | None:
         got, fix = f"{folder}, where a run is going on", "wait for it, stop it, or rename this job"
         raise SpecError([FieldError("--runs-dir", got, "a free folder", fix)]) from None
     except OSError as error:
-        got = f"{folder} ({error.strerror})"
-        raise SpecError([FieldError("--runs-dir", got, "a folder to write to", "choose another folder")]) from None
+        raise _not_writable(folder, error) from None
     return moved
 
 
 def write(folder: Path, job: RLHFJob, config: RuntimeConfig) -> Path:
-    """Write the job with every default as `job.yaml`, and the runtime's config, whose path is returned."""
+    """Write the job with every default as `job.yaml`, and the runtime's config, whose path is returned.
+
+    Raises:
+        SpecError: when they cannot be written, as on a full disk.
+    """
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # its stub says None
-    with (folder / "job.yaml").open("w", encoding="utf-8") as file:
-        yaml.dump(job.model_dump(mode="json", by_alias=True), file)
     runtime = folder / "runtime.json"
-    runtime.write_text(config.model_dump_json(by_alias=True, indent=2) + "\n", encoding="utf-8")
+    try:
+        with (folder / "job.yaml").open("w", encoding="utf-8") as file:
+            yaml.dump(job.model_dump(mode="json", by_alias=True), file)
+        runtime.write_text(config.model_dump_json(by_alias=True, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise _not_writable(folder, error) from None
     return runtime
+
+
+def _not_writable(folder: Path, error: OSError) -> SpecError:
+    got = f"{folder} ({error.strerror})"
+    return SpecError([FieldError("--runs-dir", got, "a folder to write to", "choose another folder")])
 
 
 def _move_aside(folder: Path) -> Path:

@@ -158,8 +158,12 @@ def _save_details(config: RuntimeConfig | None) -> str:
     if config is None:
         return ""
     path = Path(config.run_dir) / "error.log"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(traceback.format_exc())
+    details = traceback.format_exc()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(details)
+    except OSError:  # such as a full disk, which may be what the error is about
+        return f"\n{details.rstrip()}"
     return f"\nDetails: {path}"
 
 
