@@ -224,6 +224,12 @@ def test_a_folder_that_lacks_weights_is_refused(peaked: Path, tmp_path: Path) ->
     for head in ("lm", "value"):
         with pytest.raises(InputError, match=r"up_proj.*Fix:"):
             engine(lacking, head=head)
+    state = load_file(peaked / "model.safetensors")
+    state["model.norm.weight"][0] = math.nan
+    broken = shutil.copytree(peaked, tmp_path / "broken")
+    save_file(state, broken / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InputError, match=r"got logits that are not finite.*Fix:"):
+        engine(broken)
     other = shutil.copytree(peaked, tmp_path / "other")
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(config | {"vocab_size": config["vocab_size"] + 1}))

@@ -95,9 +95,14 @@ class PolicyModel(nn.Module):
 
     @torch.no_grad()
     def _check_head(self, folder: Path) -> None:
-        """Refuse a model that does more to its logits than its output layer, such as capping or scaling them."""
+        """Refuse a model whose logits are not finite, or not those of its output layer, such as capped ones."""
         tokens = torch.arange(min(8, self.network.config.get_text_config().vocab_size))
         own = self.network.eval()(input_ids=tokens[None]).logits[0]
+        if not own.isfinite().all():
+            raise InputError(
+                f"{folder}: got logits that are not finite; expected weights without NaN or Inf. "
+                "Fix: copy the weights again, or choose another model"
+            )
         if not torch.allclose(self._logits(tokens[None], tokens), own, rtol=1e-3, atol=1e-3):
             raise InputError(
                 f"{folder}: got a {self.network.config.model_type} model, which changes its logits after the output "
