@@ -105,6 +105,7 @@ def _runtime_config(full: RLHFJob, rows: Sequence[Row], run_dir: str, python_pat
             micro_batch_tokens=spec.training.micro_batch_tokens,
         ),
         groups=[_worker_group(by_name[group.name]) for group in placing_order(groups)],
+        engines=next(row.workers for row in rows if "rollout" in row.roles),
         weight_sync=_sync_path(spec, rows),
         python_path=list(python_path),
         observability=spec.observability,
@@ -134,6 +135,7 @@ def _worker_group(row: Row) -> WorkerGroup:
         gpus_per_worker=row.bundle.get("GPU", 0.0),
         bundle=row.bundle,
         strategy=row.strategy,
+        fallback=[],
     )
 
 
@@ -144,6 +146,8 @@ def _sync_path(spec: RLHFJobSpec, rows: Sequence[Row]) -> SyncPath:
         transport="ipc" if row.device == "cuda" else "shm",
         reason=f"policy and rollout share group `{row.group}`, whose device is `{row.device}`: weights take {means}",
         bucket_bytes=spec.weight_sync.bucket_mib * MIB,
+        verify=spec.weight_sync.verify == "checksum",
+        timeout_seconds=spec.weight_sync.timeout_seconds,
     )
 
 

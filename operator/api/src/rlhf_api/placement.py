@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -20,8 +20,6 @@ EPSILON = 1e-9
 class PlacementGroup(ApiModel):
     """Roles that share workers and devices (the hybrid engine)."""
 
-    planned: ClassVar[frozenset[str]] = frozenset({"fallback"})
-
     name: DnsLabel
     """The group's name."""
     pool: DnsLabel
@@ -34,6 +32,8 @@ class PlacementGroup(ApiModel):
     """GPUs a worker; fractions allowed. Default: 1 on a pool with GPUs, else 0."""
     strategy: Strategy | None = None
     """How workers spread over the pool's nodes. Default: the placement's strategy."""
+    fallback: list[Strategy] = Field(default_factory=list)
+    """Strategies to take, in this order, where the one before cannot be had."""
 
 
 class Placement(ApiModel):

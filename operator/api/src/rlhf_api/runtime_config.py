@@ -46,6 +46,8 @@ class WorkerGroup(ApiModel):
     """Ray resources of one bundle."""
     strategy: Strategy
     """Ray's placement strategy."""
+    fallback: list[Strategy]
+    """Strategies to take, in this order, where the one before cannot be had."""
 
 
 class LocalNode(ApiModel):
@@ -62,12 +64,16 @@ class LocalNode(ApiModel):
 class SyncPath(ApiModel):
     """The way that weights take, decided."""
 
-    transport: Literal["ipc", "shm"]
-    """`ipc` on GPUs, `shm` on CPU."""
+    transport: Literal["nccl", "gloo", "ipc", "shm"]
+    """Broadcast by `nccl` on GPUs and `gloo` on CPU; memory shared by `ipc` on GPUs and `shm` on CPU."""
     reason: str
     """Why, in words."""
     bucket_bytes: PositiveInt
     """Bytes of the buffer that weights travel through."""
+    verify: bool
+    """Whether what arrived is compared with what was sent."""
+    timeout_seconds: PositiveInt
+    """How long a sync may take."""
 
 
 class TrainingLoop(ApiModel):
@@ -108,6 +114,8 @@ class RuntimeConfig(ApiModel):
     """Steps and optimizers."""
     groups: list[WorkerGroup]
     """Where each role runs."""
+    engines: PositiveInt
+    """Rollout engines. Each holds as many neighbouring bundles of its group as there are bundles an engine."""
     weight_sync: SyncPath
     """How weights reach the engines."""
     python_path: list[str]

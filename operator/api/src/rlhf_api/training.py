@@ -44,14 +44,14 @@ class Training(ApiModel):
 class Rollout(ApiModel):
     """Sampling."""
 
-    planned: ClassVar[frozenset[str]] = frozenset({"tensorParallelSize"})
-
     samples_per_prompt: PositiveInt = 1
     """Responses to each prompt."""
     temperature: PositiveFloat = 1.0
     """Sampling temperature. The trainer takes log-probabilities at the same temperature."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Nucleus sampling; only 1 is sound for training, since a truncated distribution is not the trainer's."""
+    tensor_parallel_size: PositiveInt = 1
+    """Devices that one engine spreads its model over."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Share of a GPU's memory that an engine may take."""
     kv_cache_gib: PositiveInt = Field(default=1, alias="kvCacheGiB")
@@ -61,12 +61,15 @@ class Rollout(ApiModel):
 class WeightSync(ApiModel):
     """How new weights reach the rollout engines."""
 
-    planned: ClassVar[frozenset[str]] = frozenset({"verify", "method: broadcast"})
-
-    method: Literal["auto", "ipc"] = "auto"
-    """`ipc`: shared memory (CUDA IPC on GPUs), for a rollout in the policy's group; `auto`: as the placement asks."""
+    method: Literal["auto", "broadcast", "ipc"] = "auto"
+    """`broadcast`: over the network (NCCL, on CPU gloo); `ipc`: shared memory (CUDA IPC on GPUs), for a rollout in the
+    policy's group; `auto`: as the placement asks."""
     bucket_mib: PositiveInt = Field(default=256, alias="bucketMiB")
     """Size of the buffer that weights travel through."""
+    verify: Literal["checksum", "none"] = "checksum"
+    """`checksum`: compare every tensor as it arrived with what was sent, and refuse parameters that were left out."""
+    timeout_seconds: PositiveInt = 600
+    """How long a sync may take before it counts as failed."""
 
 
 class Observability(ApiModel):
