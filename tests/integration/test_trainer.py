@@ -10,7 +10,8 @@ from rlhf_operator.plan import build_plan
 from rlhf_runtime import trainer
 from rlhf_runtime.preflight import preflight
 from rlhf_runtime.report import Report, Sample, Summary
-from rlhf_runtime.trainer import Trainer
+from rlhf_runtime.single_controller import LocalCluster
+from rlhf_runtime.trainer import train
 from rlhf_runtime.types import StepMetrics
 from rlhf_runtime.weight_sync import SyncReport
 
@@ -46,14 +47,8 @@ def fit(tmp_path: Path) -> Callable[..., list[StepMetrics]]:
         spec["placement"]["groups"][0]["workers"] = workers
         config = build_plan(RLHFJob.parse(document), str(tmp_path)).config
         kept = Kept()
-        training = Trainer(config, preflight(config), Report(config, [kept]))
-        training.report.start()
-        try:
-            training.init_workers()
-            training.fit()
-            training.export()
-        finally:
-            training.shutdown()
+        with LocalCluster(config.local_nodes):
+            train(config, preflight(config), Report(config, [kept]))
         return kept.steps
 
     return _fit

@@ -14,6 +14,7 @@ import sys
 import threading
 import traceback
 import warnings
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -125,15 +126,26 @@ def read_config(path: Path) -> RuntimeConfig:
 
 
 def _train(config: RuntimeConfig) -> None:
+    """Check the inputs while Ray starts, train, and leave no process behind, however it ends."""
     _hush_libraries()
     from rlhf_runtime.preflight import preflight
 
-    inputs = preflight(config)
+    with ExitStack() as ending:
+        inputs = preflight(config, meanwhile=lambda: _start_ray(config, ending))
 
-    from rlhf_runtime.report import Report, sinks_of
-    from rlhf_runtime.trainer import train
+        from rlhf_runtime.report import Report, sinks_of
+        from rlhf_runtime.trainer import train
 
-    train(config, inputs, Report(config, sinks_of(config)))
+        train(config, inputs, Report(config, sinks_of(config)))
+
+
+def _start_ray(config: RuntimeConfig, ending: ExitStack) -> None:
+    """Start Ray, to be left at the end: that kills the workers, busy ones too, and frees their pools."""
+    from rlhf_runtime.single_controller import LocalCluster
+
+    cluster = LocalCluster(config.local_nodes, config.python_path)
+    ending.callback(cluster.shutdown)
+    cluster.start()
 
 
 def _hush_libraries() -> None:

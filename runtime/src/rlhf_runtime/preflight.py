@@ -1,7 +1,7 @@
-"""Everything that can be known to be wrong before Ray starts, told at once.
+"""Everything that can be known to be wrong before a worker starts, told at once.
 
     1. rows, reward functions, model folders   plain Python: a mistake is answered in well under a second
-    2. model configs, tokenizer, devices       torch and transformers
+    2. model configs, tokenizer, devices       torch and transformers, beside the start of Ray
     3. prompts in tokens
 
 Problems of one stage are told together; a later stage is entered only when the earlier ones found none.
@@ -10,6 +10,7 @@ Problems of one stage are told together; a later stage is entered only when the 
 import json
 import math
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -47,13 +48,24 @@ class Inputs:
     """The training prompts, tokenized."""
 
 
-def preflight(config: RuntimeConfig) -> Inputs:
+def preflight(config: RuntimeConfig, meanwhile: Callable[[], None] = lambda: None) -> Inputs:
     """Check a config against the files, functions and devices of this machine.
+
+    Args:
+        config: What to check.
+        meanwhile: Called in this thread once the first stage found nothing, while the others load large libraries.
 
     Raises:
         InputError: with every problem of the first stage that has any.
     """
     rows = _cheap_checks(config)
+    with ThreadPoolExecutor(max_workers=1) as threads:
+        inputs = threads.submit(_load_inputs, config, rows)
+        meanwhile()
+        return inputs.result()
+
+
+def _load_inputs(config: RuntimeConfig, rows: list[Row]) -> Inputs:
     tokenizer = _model_checks(config)
 
     from rlhf_runtime.data import tokenize

@@ -20,7 +20,7 @@ from rlhf_runtime.experience import add_advantages, step_metrics
 from rlhf_runtime.preflight import Inputs
 from rlhf_runtime.protocol import DataProto
 from rlhf_runtime.report import Report, Sample
-from rlhf_runtime.single_controller import LocalCluster, ResourcePoolManager
+from rlhf_runtime.single_controller import ResourcePoolManager
 from rlhf_runtime.weight_sync import SyncReport, sync_weights
 from rlhf_runtime.worker_groups import RoleGroups, spawn_worker_groups
 
@@ -34,17 +34,15 @@ SCORED = ("prompt_ids", "response_ids")
 
 
 def train(config: RuntimeConfig, inputs: Inputs, report: Report) -> None:
-    """Train a config to its end, report on it, and leave no process behind, however it ends.
+    """Train a config to its end on the Ray that this process is connected to, and report on it.
 
     Raises:
         RLHFError: when a worker, reward, number or placement failed. What was reported until then is kept.
     """
     with ExitStack() as ending:
-        trainer = Trainer(config, inputs, report)
-        ending.callback(trainer.shutdown)
-        # Closed before the workers are ended, which may be cut short.
         ending.callback(report.close)
         report.start()
+        trainer = Trainer(config, inputs, report)
         trainer.init_workers()
         trainer.fit()
         trainer.export()
@@ -58,16 +56,13 @@ class Trainer:
         self.prompts = PromptLoader(inputs.prompts, config.data.batch_size, config.seed)
         self.tokenizer = inputs.tokenizer
         self.report = report
-        self.cluster = LocalCluster(config.local_nodes, python_path=config.python_path)
         self.pools = ResourcePoolManager(config.groups, PLACEMENT_SECONDS)
         self.roles: RoleGroups = {}
         self.version = 0
 
     def init_workers(self) -> None:
-        """Start Ray, reserve the pools, start every role, and give the engines the policy's first weights."""
+        """Reserve the pools, start every role, and give the engines the policy's first weights."""
         began = time.perf_counter()
-        logger.info("Starting Ray")
-        self.cluster.start()
         self.pools.create()
         for group in self.config.groups:
             logger.info("Starting group %s: %d × %s", group.name, group.workers, ", ".join(group.roles))
@@ -137,12 +132,6 @@ class Trainer:
         folder = Path(self.config.run_dir) / "model"
         self.roles["policy"].export(str(folder))
         logger.info("The trained model is in %s", folder)
-
-    def shutdown(self) -> None:
-        """End the workers, busy ones too, leave Ray, which frees their pools, and end what was started here."""
-        for group in self.roles.values():
-            group.shutdown()
-        self.cluster.shutdown()
 
 
 class PhaseClock:
