@@ -3,7 +3,10 @@
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import ray
@@ -13,10 +16,11 @@ from ray.util.placement_group import placement_group_table
 from rlhf_api.runtime_config import LocalNode, WorkerGroup
 from rlhf_runtime.errors import InfrastructureError, InputError, PlacementError, RewardError
 from rlhf_runtime.protocol import DataProto
-from rlhf_runtime.ragged import ragged
+from rlhf_runtime.ragged import from_values, ragged
 from rlhf_runtime.single_controller import (
     Dispatch,
     LocalCluster,
+    Mode,
     PerRank,
     RayClassWithInitArgs,
     RayResourcePool,
@@ -27,6 +31,7 @@ from rlhf_runtime.single_controller import (
     create_colocated_worker_cls,
     register,
 )
+from rlhf_runtime.single_controller.decorator import MODES
 
 # Workers cannot import a test file by name.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -85,6 +90,51 @@ class Role(Worker):
         if self.rank == self.world_size - 1:
             os.kill(os.getpid(), signal.SIGKILL)
         torch.distributed.barrier()
+
+
+class CountedBatch(DataProto):
+    """A batch that remembers how often it, or a chunk of it, was pickled."""
+
+    pickles = 0
+
+    def __reduce__(self):
+        CountedBatch.pickles += 1
+        return super().__reduce__()
+
+
+def batch_of(rows: int, cls: type[DataProto] = DataProto) -> DataProto:
+    return cls.from_dict(
+        {"x": torch.arange(rows), "tokens": ragged([torch.full((row % 3,), row) for row in range(rows)])},
+        {"text": [f"row {row}" for row in range(rows)]},
+        {"step": 1},
+    )
+
+
+def mapping_of(tensor: torch.Tensor) -> str:
+    """The file that a tensor's memory is a part of, or nothing."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, *_, name = line.split(maxsplit=5)
+        start, end = (int(bound, 16) for bound in span.split("-"))
+        if start <= tensor.data_ptr() < end:
+            return name
+    return ""
+
+
+class Scorer(Worker):
+    """A worker that computes alone, and whose methods are not marked."""
+
+    needs_process_group = False
+
+    def triple(self, data: DataProto, *ignored: object) -> DataProto:
+        columns = {"y": data.batch["x"] * 3, "tokens": data.batch["tokens"]}
+        ranks = torch.full((len(data),), self.rank)
+        return DataProto.from_dict(columns | {"rank": ranks}, data.non_tensor_batch, data.meta_info)
+
+    def mappings(self, data: DataProto) -> list[str]:
+        return [mapping_of(data.batch["x"]), mapping_of(data.batch["tokens"].values())]
+
+    def activity_now(self) -> tuple[str, float]:
+        return self.activity
 
 
 class Engine(Worker):
@@ -146,6 +196,16 @@ def views(group: RayWorkerGroup) -> dict[str, WorkerGroupView]:
     return group.spawn(["policy", "critic"])
 
 
+@pytest.fixture(scope="module")
+def scorers(cluster: None) -> Iterator[RayWorkerGroup]:
+    pool = RayResourcePool("scorers", 4, {"CPU": 0.05}, "PACK")
+    pool.create(timeout_seconds=30)
+    group = RayWorkerGroup(pool, RayClassWithInitArgs(Scorer))
+    yield group
+    group.shutdown()
+    pool.remove()
+
+
 @pytest.fixture
 def policy(views: dict[str, WorkerGroupView]) -> WorkerGroupView:
     return views["policy"]
@@ -174,12 +234,7 @@ def test_rank_environment_and_threads_are_there_when_a_worker_is_made(policy: Wo
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 7])
 def test_any_batch_keeps_its_order_and_loses_its_padding(policy: WorkerGroupView, rows: int) -> None:
-    data = DataProto.from_dict(
-        {"x": torch.arange(rows), "tokens": ragged([torch.full((row % 3,), row) for row in range(rows)])},
-        {"text": [f"row {row}" for row in range(rows)]},
-        {"step": 1},
-    )
-    result = policy.add_bias(data).get()
+    result = policy.add_bias(batch_of(rows)).get()
     assert result.batch["x"].tolist() == [100 + row for row in range(rows)]
     assert [tokens.tolist() for tokens in result.batch["tokens"].unbind()] == [[r] * (r % 3) for r in range(rows)]
     assert result.non_tensor_batch["text"].tolist() == [f"row {row}" for row in range(rows)]
@@ -191,19 +246,87 @@ def test_any_batch_keeps_its_order_and_loses_its_padding(policy: WorkerGroupView
 def test_padding_rows_arrive_marked(group: RayWorkerGroup, policy: WorkerGroupView) -> None:
     data = DataProto.from_dict({"x": torch.arange(1), "tokens": ragged([torch.arange(0)])})
     chunks = data.pad_to_multiple(2)[0].chunk(2)
-    refs = [w.call_role.remote("policy", "add_bias", c) for w, c in zip(group.workers, chunks, strict=True)]
-    assert [result.batch["valid"].tolist() for result in ray.get(refs)] == [[True], [False]]
+    path = ("policy", "add_bias")
+    refs = [worker.host_call.remote(path, chunk) for worker, chunk in zip(group.workers, chunks, strict=True)]
+    assert [answer.value.batch["valid"].tolist() for answer in ray.get(refs)] == [[True], [False]]
+
+
+def first_ranks(count: int, mode: Dispatch) -> Mode:
+    """A dispatch mode on the first `count` ranks alone."""
+    pair = MODES[mode]
+    return Mode(
+        lambda world_size, args, kwargs: replace(pair.dispatch(count, args, kwargs), ranks=range(count)), pair.collect
+    )
+
+
+@pytest.mark.parametrize("mode", [Dispatch.DP_COMPUTE_PROTO, Dispatch.DP_COMPUTE_SHARD])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_batches_of_any_size_travel_over_any_number_of_ranks(
+    scorers: RayWorkerGroup, ranks: int, mode: Dispatch
+) -> None:
+    for rows in range(1, 3 * ranks + 1):
+        future = scorers.async_run_method_batch("triple", batch_of(rows), mode=first_ranks(ranks, mode))
+        result = future.get()
+        assert result.batch["y"].tolist() == [3 * row for row in range(rows)]
+        assert [t.tolist() for t in result.batch["tokens"].unbind()] == [[row] * (row % 3) for row in range(rows)]
+        assert result.non_tensor_batch["text"].tolist() == [f"row {row}" for row in range(rows)]
+        assert result.meta_info == {"step": 1}
+        assert [span.rank for span in scorers.take_spans()] == list(range(ranks))
+
+
+def test_a_chunk_is_pickled_once_and_an_argument_once_a_call(scorers: RayWorkerGroup) -> None:
+    Counted.pickles = CountedBatch.pickles = 0
+    shared = Counted()
+    result = scorers.async_run_method_batch("triple", batch_of(6, CountedBatch), shared).get()
+    assert (CountedBatch.pickles, Counted.pickles) == (4, 1)
+    assert result.batch["rank"].tolist() == [0, 0, 1, 1, 2, 3]
+
+
+def test_received_tensors_share_the_memory_of_the_store(scorers: RayWorkerGroup) -> None:
+    rows = 200_000
+    data = DataProto.from_dict(
+        {"x": torch.arange(rows), "tokens": from_values(torch.zeros(rows), torch.ones(rows, dtype=torch.int64))}
+    )
+    for names in scorers.async_run_method_batch("mappings", data).get():
+        assert ["plasma" in name for name in names] == [True, True]
+
+
+def references() -> int:
+    return len(ray._private.worker.global_worker.core_worker.get_all_reference_counts())
+
+
+def test_a_result_can_be_had_twice_and_leaves_nothing_in_ray(scorers: RayWorkerGroup) -> None:
+    scorers.wait_ready()
+    before = references()
+    future = scorers.async_run_method_batch("triple", batch_of(6))
+    assert references() > before
+    assert future.get() is future.get()
+    assert references() == before
+
+
+def test_spans_tell_what_each_rank_did_when(scorers: RayWorkerGroup, views: dict[str, WorkerGroupView]) -> None:
+    scorers.take_spans()
+    begin = time.time()
+    activities = scorers.async_run_method_batch("activity_now", mode=Dispatch.ONE_TO_ALL).get()
+    end = time.time()
+    spans = scorers.take_spans()
+    assert [(span.group, span.role, span.method, span.rank) for span in spans] == [
+        ("scorers", None, "activity_now", rank) for rank in range(4)
+    ]
+    assert all(begin <= span.start <= span.end <= end for span in spans)
+    assert activities == [("activity_now", span.start) for span in spans]
+    assert scorers.take_spans() == []
+
+    views["policy"].group.take_spans()
+    views["policy"].describe()
+    views["critic"].describe()
+    assert [(span.role, span.rank) for span in views["critic"].take_spans()] == [("critic", 0), ("critic", 1)]
+    assert [(span.role, span.rank) for span in views["policy"].take_spans()] == [("policy", 0), ("policy", 1)]
 
 
 def test_collectives_work_and_arguments_go_whole_or_one_a_rank(policy: WorkerGroupView) -> None:
     assert policy.all_reduce(2.0) == [4.0, 4.0]
     assert policy.all_reduce(PerRank([1.0, 10.0])) == [11.0, 11.0]
-
-
-def test_an_argument_is_pickled_once_a_call(policy: WorkerGroupView) -> None:
-    Counted.pickles = 0
-    policy.describe(Counted())
-    assert Counted.pickles == 1
 
 
 def test_an_error_of_ours_arrives_as_it_was_raised(policy: WorkerGroupView) -> None:
@@ -301,7 +424,7 @@ def test_ray_does_not_handle_sigterm_even_while_it_starts(monkeypatch: pytest.Mo
 def worker_group(name: str, roles: list[str], workers: int, cpus: float) -> WorkerGroup:
     return WorkerGroup.model_validate(
         {"name": name, "roles": roles, "workers": workers, "device": "cpu", "gpus_per_worker": 0.0}
-        | {"bundle": {"CPU": cpus}, "strategy": "PACK"}
+        | {"bundle": {"CPU": cpus}, "strategy": "PACK", "fallback": []}
     )
 
 

@@ -4,8 +4,12 @@ Three parts share one object: tensor columns (dense [B, ...], or ragged as jagge
 Python objects [B], and facts about the batch as a whole. Rows keep their order through every method. What arrives
 after serialisation equals what was sent, in dtype, offsets and order, and lies on the CPU; a chunk carries its own rows
 alone, not the batch that it was cut from.
+
+Tensors that arrive from Ray are read-only: they share the memory of its object store, where writing to one ends the
+process. Clone a column before writing to it in place.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -14,7 +18,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from rlhf_runtime.ragged import from_values, lengths
+from rlhf_runtime.ragged import from_values, lengths, take
 
 VALID = "valid"
 """Dense bool column [B] that is False on rows which only pad the batch to a multiple of the world size."""
@@ -89,13 +93,15 @@ class DataProto:
         return self._rows(rows)
 
     def chunk(self, chunks: int) -> list[Self]:
-        """Consecutive parts whose sizes differ by at most one, the longer ones first.
+        """Consecutive parts whose sizes differ by at most one, the longer ones first; they share this batch's memory.
+
+        Of fewer rows than chunks the last chunks have none.
 
         Raises:
-            ValueError: when there are fewer rows than chunks.
+            ValueError: when there is to be no chunk.
         """
-        if not 1 <= chunks <= len(self):
-            raise ValueError(f"chunks: got {chunks}; expected 1 to {len(self)}, the number of rows")
+        if chunks < 1:
+            raise ValueError(f"chunks: got {chunks}; expected at least 1")
         sizes = [len(self) // chunks + (index < len(self) % chunks) for index in range(chunks)]
         ends = np.cumsum(sizes)
         return [self._rows(slice(int(end) - size, int(end))) for end, size in zip(ends, sizes, strict=True)]
@@ -151,7 +157,7 @@ class DataProto:
         if not len(self):
             raise ValueError("batch: got 0 rows; expected at least 1")
         added = -len(self) % multiple
-        padded = self._rows(torch.arange(len(self) + added) % len(self))
+        padded = self._rows(torch.arange(len(self) + added) % len(self) if added else slice(None))
         valid = padded.batch[VALID].clone() if VALID in padded.columns else torch.ones(len(padded), dtype=torch.bool)
         valid[len(self) :] = False
         padded.batch[VALID] = valid
@@ -163,7 +169,12 @@ class DataProto:
 
     def _rows(self, rows: torch.Tensor | slice) -> Self:
         keys = rows if isinstance(rows, slice) else rows.cpu().numpy()
-        return self._with(self.batch[rows], {name: values[keys] for name, values in self.non_tensor_batch.items()})
+        columns = {
+            name: take(column, rows) if column.is_nested else column[rows] for name, column in self.batch.items()
+        }
+        count = len(range(*rows.indices(len(self)))) if isinstance(rows, slice) else len(rows)
+        objects = {name: values[keys] for name, values in self.non_tensor_batch.items()}
+        return self._with(TensorDict(columns, batch_size=[count]), objects)
 
     def _with(self, batch: TensorDict, objects: dict[str, np.ndarray]) -> Self:
         return type(self)(batch, objects, dict(self.meta_info))
@@ -193,11 +204,8 @@ def _pack(column: torch.Tensor) -> _Packed:
 
 
 def _unpack(packed: _Packed) -> torch.Tensor:
-    values = torch.empty(packed.shape, dtype=packed.dtype)
-    if len(packed.data):
-        # Copied: what Ray hands out lies in shared memory that must not be written to.
-        np.copyto(values.view(-1).view(torch.uint8).numpy(), packed.data)
-    return values if packed.lengths is None else from_values(values, torch.from_numpy(packed.lengths.copy()))
+    values = torch.from_numpy(packed.data).view(packed.dtype).view(packed.shape)
+    return values if packed.lengths is None else from_values(values, torch.from_numpy(packed.lengths))
 
 
 def _unpack_proto(
@@ -207,7 +215,9 @@ def _unpack_proto(
     objects: dict[str, np.ndarray],
     meta_info: dict[str, Any],
 ) -> DataProto:
-    tensors = {name: _unpack(packed) for name, packed in columns.items()}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # as documented above
+        tensors = {name: _unpack(packed) for name, packed in columns.items()}
     return cls(TensorDict(tensors, batch_size=[rows]), objects, meta_info)
 
 

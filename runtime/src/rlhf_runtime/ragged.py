@@ -41,6 +41,19 @@ def lengths(column: torch.Tensor) -> torch.Tensor:
     return column.offsets().diff()
 
 
+def take(column: torch.Tensor, rows: slice | torch.Tensor) -> torch.Tensor:
+    """Some rows of a jagged [B, R*, ...]: a slice without steps shares memory, an int64 index [N] is copied."""
+    offsets = column.offsets()
+    if isinstance(rows, slice):
+        start, stop, _ = rows.indices(len(offsets) - 1)
+        part = offsets[start : max(start, stop) + 1]
+        return torch.nested.nested_tensor_from_jagged(column.values()[part[0] : part[-1]], part - part[0])
+    counts = lengths(column)[rows]
+    ends = counts.cumsum(0)
+    places = torch.arange(int(counts.sum()), device=offsets.device)
+    return from_values(column.values()[places + (offsets[rows] - ends + counts).repeat_interleave(counts)], counts)
+
+
 def to_padded(column: torch.Tensor, pad_value: float) -> torch.Tensor:
     """Dense [B, Rmax, ...] from a jagged [B, R*, ...], filled up on the right with `pad_value`."""
     values, counts = column.values(), lengths(column)

@@ -9,7 +9,7 @@ names of the other modules are loaded when they are asked for.
 from importlib import import_module
 from typing import Any
 
-from rlhf_runtime.single_controller.decorator import Dispatch, Execute, PerRank, register
+from rlhf_runtime.single_controller.decorator import Call, Dispatch, Execute, Mode, PerRank, Shared, register
 from rlhf_runtime.single_controller.worker import RayClassWithInitArgs, Worker
 
 _LAZY = {
@@ -17,12 +17,24 @@ _LAZY = {
     "RayResourcePool": "resource_pool",
     "RayWorkerGroup": "worker_group",
     "ResourcePoolManager": "resource_pool",
-    "WorkerFuture": "worker_group",
+    "Span": "calls",
+    "WorkerFuture": "calls",
     "WorkerGroupView": "worker_group",
     "create_colocated_worker_cls": "colocated",
 }
 
-__all__ = [*_LAZY, "Dispatch", "Execute", "PerRank", "RayClassWithInitArgs", "Worker", "register"]
+__all__ = [
+    *_LAZY,
+    "Call",
+    "Dispatch",
+    "Execute",
+    "Mode",
+    "PerRank",
+    "RayClassWithInitArgs",
+    "Shared",
+    "Worker",
+    "register",
+]
 
 
 def __getattr__(name: str) -> Any:

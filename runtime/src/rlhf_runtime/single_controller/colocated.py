@@ -1,7 +1,7 @@
 """Several roles in one process: one copy of the libraries, one GPU, one process group."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from rlhf_runtime.single_controller.worker import RayClassWithInitArgs, Worker
 
@@ -20,9 +20,9 @@ class ColocatedWorker(Worker):
             worker.__init__(*spec.args, **spec.kwargs)  # type: ignore[misc]
             self._workers[role] = worker
 
-    def call_role(self, role: str, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the role's worker."""
-        return getattr(self._workers[role], method)(*args, **kwargs)
+    def worker_of(self, role: str) -> Worker:
+        """The role's worker."""
+        return self._workers[role]
 
 
 def create_colocated_worker_cls(roles: Mapping[str, RayClassWithInitArgs]) -> RayClassWithInitArgs:

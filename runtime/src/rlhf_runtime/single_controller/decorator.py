@@ -1,14 +1,20 @@
 """How a call on a group becomes calls on its workers, and their results one result.
 
-    @register marks a method -> MODES[mode].dispatch(arguments) -> one call a rank -> MODES[mode].collect(results)
+    @register marks a method -> mode.dispatch(arguments) -> one call a rank -> mode.collect(results)
+
+A mode is a `Dispatch`, or a `Mode`: a pair of functions of one's own, such as one that balances rows over ranks by
+their length. It stays on the driver, so it may hold what cannot be pickled.
 
 Pure: nothing here knows of Ray, and torch is loaded with the first batch, so worker classes may import it.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from rlhf_runtime.protocol import DataProto
 
 _REGISTRATION = "__rlhf_registration__"
 
@@ -27,6 +33,9 @@ class Dispatch(Enum):
     DP_COMPUTE_PROTO = "dp_compute_proto"
     """`DataProto` arguments padded and cut into one chunk a rank, others whole; `DataProto` results joined in order
     without the padding, others as a list by rank."""
+    DP_COMPUTE_SHARD = "dp_compute_shard"
+    """As `DP_COMPUTE_PROTO` without padding: chunks differ by at most one row, the longer ones first. Of fewer rows
+    than ranks the last ranks get none, and are called all the same."""
     RANK_ZERO = "rank_zero"
     """Arguments whole; the result of rank 0 alone."""
 
@@ -36,15 +45,6 @@ class Execute(Enum):
 
     ALL = "all"
     RANK_ZERO = "rank_zero"
-
-
-@dataclass(frozen=True)
-class Registration:
-    """What `register` says of a method."""
-
-    dispatch_mode: Dispatch
-    execute_mode: Execute
-    blocking: bool
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,10 @@ class Call:
 
     args: tuple[Shared | PerRank, ...]
     kwargs: dict[str, Shared | PerRank]
-    rows: int = 0
-    """Rows of the `DataProto` arguments once padded."""
-    padding: int = 0
-    """How many of them are padding, at the end."""
+    ranks: Sequence[int] | None = None
+    """Ranks that run; default all of them."""
+    plan: Any = None
+    """What `collect` has to know."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +78,26 @@ class Mode:
     """The two halves of a dispatch mode."""
 
     dispatch: Callable[[int, tuple[Any, ...], dict[str, Any]], Call]
-    """(world size, args, kwargs) -> call."""
+    """(world size, args, kwargs) -> call. Each `PerRank` holds a value for every rank, of those that do not run too."""
     collect: Callable[[Call, list[Any]], Any]
-    """(call, results by rank) -> what the caller gets."""
+    """(call without its arguments, results of the ranks that ran, in the order of the call) -> what the caller gets."""
+
+
+@dataclass(frozen=True)
+class Registration:
+    """What `register` says of a method."""
+
+    dispatch_mode: Dispatch | Mode
+    execute_mode: Execute
+    blocking: bool
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """None: a class that travels by value leaves this behind, as only the driver reads it."""
+        return type(None), ()
 
 
 def register(
-    dispatch_mode: Dispatch = Dispatch.ONE_TO_ALL,
+    dispatch_mode: Dispatch | Mode = Dispatch.ONE_TO_ALL,
     execute_mode: Execute | None = None,
     blocking: bool = True,
 ) -> Callable[[Method], Method]:
@@ -100,8 +113,9 @@ def register(
     """
     if execute_mode is None:
         execute_mode = Execute.RANK_ZERO if dispatch_mode is Dispatch.RANK_ZERO else Execute.ALL
-    if execute_mode is Execute.RANK_ZERO and dispatch_mode in (Dispatch.DP_COMPUTE, Dispatch.DP_COMPUTE_PROTO):
-        raise ValueError(f"execute_mode: got RANK_ZERO with {dispatch_mode.name}; expected ALL, as every rank has data")
+    if execute_mode is Execute.RANK_ZERO and dispatch_mode not in _WHOLE:
+        name = dispatch_mode.name if isinstance(dispatch_mode, Dispatch) else "a mode of one's own"
+        raise ValueError(f"execute_mode: got RANK_ZERO with {name}; expected ALL, as other ranks have data")
 
     def mark(method: Method) -> Method:
         setattr(method, _REGISTRATION, Registration(dispatch_mode, execute_mode, blocking))
@@ -114,6 +128,11 @@ def registered_methods(cls: type) -> dict[str, Registration]:
     """The methods of a worker class that `register` marked, by name."""
     found = {name: getattr(getattr(cls, name), _REGISTRATION, None) for name in dir(cls)}
     return {name: registration for name, registration in found.items() if registration is not None}
+
+
+def mode_of(dispatch_mode: Dispatch | Mode) -> Mode:
+    """The functions of a dispatch mode."""
+    return dispatch_mode if isinstance(dispatch_mode, Mode) else MODES[dispatch_mode]
 
 
 def _whole(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -134,24 +153,49 @@ def _one_each(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return _map(per_rank, args, kwargs)
 
 
-def _chunked(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+def _padded(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    rows = _rows(args, kwargs)
+    padding = -rows % world_size
+    call = _cut(lambda proto: proto.pad_to_multiple(world_size)[0].chunk(world_size), world_size, args, kwargs)
+    return replace(call, plan=_Rows([(rows + padding) // world_size] * world_size, padding))
+
+
+def _sharded(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    rows = _rows(args, kwargs)
+    call = _cut(lambda proto: proto.chunk(world_size), world_size, args, kwargs)
+    return replace(call, plan=_Rows([rows // world_size + (rank < rows % world_size) for rank in range(world_size)], 0))
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """How the rows of a call were cut."""
+
+    sizes: list[int]
+    """Rows of each rank."""
+    padding: int
+    """How many of them, at the end, are padding."""
+
+
+def _rows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """The one length of all `DataProto` arguments."""
     from rlhf_runtime.protocol import DataProto
 
-    protos = [value for value in (*args, *kwargs.values()) if isinstance(value, DataProto)]
-    lengths = {len(proto) for proto in protos}
+    lengths = {len(value) for value in (*args, *kwargs.values()) if isinstance(value, DataProto)}
     if len(lengths) != 1:
         got = f"DataProto of {sorted(lengths)} rows" if lengths else "no DataProto"
         raise ValueError(f"arguments: got {got}; expected at least one, all of one length")
-    rows = lengths.pop()
-    padding = -rows % world_size
+    return lengths.pop()
 
-    def chunked(name: str, value: Any) -> Shared | PerRank:
-        if isinstance(value, DataProto):
-            return PerRank(value.pad_to_multiple(world_size)[0].chunk(world_size))
-        return _checked(name, value, world_size)
 
-    call = _map(chunked, args, kwargs)
-    return Call(call.args, call.kwargs, rows + padding, padding)
+def _cut(
+    chunks: "Callable[[DataProto], list[DataProto]]", world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Call:
+    from rlhf_runtime.protocol import DataProto
+
+    def cut(name: str, value: Any) -> Shared | PerRank:
+        return PerRank(chunks(value)) if isinstance(value, DataProto) else _checked(name, value, world_size)
+
+    return _map(cut, args, kwargs)
 
 
 def _map(convert: Callable[[str, Any], Shared | PerRank], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -182,17 +226,24 @@ def _joined(call: Call, results: list[Any]) -> Any:
 
     if not all(isinstance(result, DataProto) for result in results):
         return results
-    joined = DataProto.concat(results)
+    rows: _Rows = call.plan
     # A method may answer each row with several, as a rollout with samples per prompt does.
-    if len(joined) % call.rows:
-        raise ValueError(f"result: got {len(joined)} rows for {call.rows}; expected a multiple of them")
-    return joined.unpad(call.padding * (len(joined) // call.rows))
+    given, got = sum(rows.sizes), sum(map(len, results))
+    each = got // given if given else 0
+    if got != each * given or any(len(part) != each * size for part, size in zip(results, rows.sizes, strict=True)):
+        sizes = [len(result) for result in results]
+        raise ValueError(f"results: got {sizes} rows for {rows.sizes}; expected the same multiple on every rank")
+    return DataProto.concat(results).unpad(rows.padding * each)
 
 
 MODES: dict[Dispatch, Mode] = {
     Dispatch.ONE_TO_ALL: Mode(_whole, _by_rank),
     Dispatch.ALL_TO_ALL: Mode(_as_given, _by_rank),
     Dispatch.DP_COMPUTE: Mode(_one_each, _by_rank),
-    Dispatch.DP_COMPUTE_PROTO: Mode(_chunked, _joined),
+    Dispatch.DP_COMPUTE_PROTO: Mode(_padded, _joined),
+    Dispatch.DP_COMPUTE_SHARD: Mode(_sharded, _joined),
     Dispatch.RANK_ZERO: Mode(_whole, _first),
 }
+
+_WHOLE = (Dispatch.ONE_TO_ALL, Dispatch.ALL_TO_ALL, Dispatch.RANK_ZERO)
+"""Modes that leave no rank's data behind when rank 0 runs alone."""

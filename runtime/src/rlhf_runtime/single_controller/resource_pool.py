@@ -115,11 +115,6 @@ class RayResourcePool:
         nodes = placement_group_table(self.placement_group)["bundles_to_node_id"]
         return [nodes[index] for index in range(self.workers)]
 
-    def node_address(self, bundle: int) -> str:
-        """Address of the node that holds a bundle."""
-        wanted = self.bundle_nodes[bundle]
-        return next(node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == wanted)
-
     @property
     def _need(self) -> str:
         bundles = "bundle" if self.workers == 1 else "bundles"
@@ -189,6 +184,11 @@ def check_together(pools: Sequence[RayResourcePool], nodes: Mapping[str, Mapping
                     f"placement groups {wants}: got {have:g} {key} on the {len(home)} node(s) that they share; "
                     f"expected {need:g}. Fix: add nodes or resources, or ask for fewer workers"
                 )
+
+
+def node_addresses() -> dict[str, str]:
+    """Address of every node, by its id."""
+    return {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
 
 
 def _cluster_nodes() -> dict[str, dict[str, float]]:

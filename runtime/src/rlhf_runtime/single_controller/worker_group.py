@@ -1,4 +1,4 @@
-"""Worker groups: one actor a bundle, driven as one object.
+"""Worker groups: actors on the bundles of a pool, driven as one object.
 
     RayClassWithInitArgs + RayResourcePool -> actors seated by (node, bundle) -> rank 0's store -> all join -> __init__
 
@@ -7,9 +7,8 @@ The start is submitted as a whole and not waited for, so that groups start besid
 their handles.
 """
 
-import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,37 +16,31 @@ import ray
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from rlhf_runtime.single_controller.calls import Span, WorkerFuture
 from rlhf_runtime.single_controller.colocated import ColocatedWorker
 from rlhf_runtime.single_controller.decorator import (
-    MODES,
     Call,
+    Dispatch,
     Execute,
+    Mode,
     PerRank,
     Registration,
     Shared,
+    mode_of,
     registered_methods,
 )
 from rlhf_runtime.single_controller.gather import Member, gather
-from rlhf_runtime.single_controller.resource_pool import RayResourcePool
-from rlhf_runtime.single_controller.worker import RayClassWithInitArgs, Rendezvous, Seat, Worker, assign_seats
+from rlhf_runtime.single_controller.host import Answer, hosted
+from rlhf_runtime.single_controller.resource_pool import RayResourcePool, node_addresses
+from rlhf_runtime.single_controller.seating import seat_workers
+from rlhf_runtime.single_controller.worker import RayClassWithInitArgs, Worker
 
 _INLINE = (bool, int, float, type(None), ray.ObjectRef, ActorHandle)
-"""Types that travel inside each call; everything else is put into the object store, once a call."""
-
-
-@dataclass(frozen=True)
-class WorkerFuture:
-    """The result of a call that was not waited for."""
-
-    _wait: Callable[[], Any]
-
-    def get(self) -> Any:
-        """Wait for the result, or raise what a worker raised."""
-        return self._wait()
+"""Types that travel inside each call; everything else is put into the object store, each value once a call."""
 
 
 class RayWorkerGroup:
-    """Workers of one class, one a bundle of a pool. They start in the background; `wait_ready` waits for that.
+    """Workers of one class on the bundles of a pool. They start in the background; `wait_ready` waits for that.
 
     Args:
         pool: The created pool.
@@ -58,6 +51,8 @@ class RayWorkerGroup:
         env_vars: Environment of the workers.
         visible_devices_from: A group on the same pool whose GPUs the workers see, bundle by bundle, without taking any
             of their own (the hybrid engine).
+        bundles_per_worker: Neighbouring bundles of one node that a worker holds. It takes its resources out of the
+            first and sees the devices of the siblings on all of them, as an engine with tensor parallelism has to.
         name: Name for messages; default the pool's.
         timeout_seconds: How long ranks wait for each other, at the start and in collectives.
     """
@@ -72,6 +67,7 @@ class RayWorkerGroup:
         num_gpus: float | None = None,
         env_vars: Mapping[str, str] | None = None,
         visible_devices_from: "RayWorkerGroup | None" = None,
+        bundles_per_worker: int = 1,
         name: str | None = None,
         timeout_seconds: float = 600.0,
     ):
@@ -80,19 +76,22 @@ class RayWorkerGroup:
         self._pool = pool
         self._workers: list[ActorHandle] = []
         self._ready = False
+        self._spans: list[Span] = []
         gpus = pool.bundle.get("GPU", 0.0) if num_gpus is None else num_gpus
-        environments = [dict(env_vars or {}) for _ in range(pool.workers)]
+        bundle_nodes = pool.bundle_nodes
+        seats = seat_workers(self.name, bundle_nodes, device, bundles_per_worker)
+        environments = [dict(env_vars or {}) for _ in seats]
         if visible_devices_from is not None:
             gpus = 0.0
-            for environment, devices in zip(environments, self._siblings(visible_devices_from), strict=True):
-                environment.update(devices)
-        seats = assign_seats(self.name, pool.bundle_nodes, device)
-        self._members = [Member(self.name, seat.rank, pool.node_address(bundle)) for seat, bundle in seats]
-        actor = ray.remote(num_cpus=num_cpus, num_gpus=gpus)(_hosted(self.cls))
+            shown = self._siblings(visible_devices_from, bundles_per_worker)
+            environments = [own | devices for own, devices in zip(environments, shown, strict=True)]
+        addresses = node_addresses()
+        self._members = [Member(self.name, seat.rank, addresses[bundle_nodes[held[0]]]) for seat, held in seats]
+        actor = ray.remote(num_cpus=num_cpus, num_gpus=gpus)(hosted(self.cls))
         try:
-            for (seat, bundle), environment in zip(seats, environments, strict=True):
+            for (seat, held), environment in zip(seats, environments, strict=True):
                 options: dict[str, Any] = {"runtime_env": {"env_vars": environment}} if environment else {}
-                strategy = PlacementGroupSchedulingStrategy(pool.placement_group, bundle)
+                strategy = PlacementGroupSchedulingStrategy(pool.placement_group, held[0])
                 self._workers.append(
                     actor.options(scheduling_strategy=strategy, **options).remote(seat, timeout_seconds)
                 )
@@ -100,19 +99,22 @@ class RayWorkerGroup:
         except BaseException:
             self.shutdown()
             raise
-        _attach(self, self.cls, self._call)
+        _attach(self, self.cls, self)
 
-    def _siblings(self, group: "RayWorkerGroup") -> list[dict[str, str]]:
-        """Environment a rank that shows it the devices of the other group's worker on its bundle."""
-        if group._pool is not self._pool:
-            raise ValueError(f"visible_devices_from: got a group on pool `{group._pool.name}`; expected the same pool")
+    def _siblings(self, group: "RayWorkerGroup", bundles_per_worker: int) -> list[dict[str, str]]:
+        """Environment a rank that shows it the devices of the other group's workers on its bundles."""
+        if group._pool is not self._pool or group.world_size != self._pool.workers:
+            got = f"{group.world_size} workers on pool `{group._pool.name}`"
+            raise ValueError(f"visible_devices_from: got {got}; expected one a bundle of the same pool")
         if "GPU" not in self._pool.bundle:
-            return [{} for _ in range(group.world_size)]
+            return [{} for _ in range(self._pool.workers // bundles_per_worker)]
         # vLLM takes what is free of a GPU while it starts, so the sibling's model has to be there before.
         group.wait_ready()
-        visible = gather(group._submit("host_devices", Call((), {})), group._members)
+        devices: list[str] = gather(group._submit("host_devices", Call((), {})), group._members)
+        shown = [devices[at : at + bundles_per_worker] for at in range(0, len(devices), bundles_per_worker)]
         return [
-            {"CUDA_VISIBLE_DEVICES": devices, "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"} for devices in visible
+            {"CUDA_VISIBLE_DEVICES": ",".join(dict.fromkeys(held)), "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
+            for held in shown
         ]
 
     def _start(self, init: RayClassWithInitArgs) -> None:
@@ -139,6 +141,7 @@ class RayWorkerGroup:
         except BaseException:
             self.shutdown()
             raise
+        self._entered, self._constructed = [], []
         self._ready = True
 
     @property
@@ -164,35 +167,61 @@ class RayWorkerGroup:
             ray.kill(worker)
         self._workers = []
 
-    def _call(self, method: str, how: Registration, *args: Any, **kwargs: Any) -> Any:
-        return self._run((method,), how, args, kwargs)
+    def async_run_method_batch(
+        self, method: str, /, *args: Any, mode: Dispatch | Mode = Dispatch.DP_COMPUTE_SHARD, **kwargs: Any
+    ) -> WorkerFuture:
+        """Call any method of the workers with a batch, without waiting.
 
-    def _call_role(self, role: str, method: str, how: Registration, *args: Any, **kwargs: Any) -> Any:
-        return self._run(("call_role", role, method), how, args, kwargs)
+        The batch is cut here; each chunk is put into the object store once, and its rank alone fetches it.
 
-    def _run(self, method: tuple[str, ...], how: Registration, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Dispatch, submit, and collect now or later. `method` is the actor's method and its leading arguments."""
-        mode = MODES[how.dispatch_mode]
+        Args:
+            method: Name of the method; `register` need not have marked it.
+            args: Its arguments.
+            mode: How they reach the ranks.
+            kwargs: Its arguments by name.
+        """
+        return self._call((method,), Registration(mode, Execute.ALL, blocking=False), *args, **kwargs)
+
+    def take_spans(self) -> list[Span]:
+        """When each rank worked on the calls that were collected since the last time."""
+        taken, self._spans = self._spans, []
+        return taken
+
+    def _call(self, path: tuple[str, ...], how: Registration, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the method at `path`, `(method,)` or `(role, method)`: its result, or a future where `how` says so."""
+        mode = mode_of(how.dispatch_mode)
         call = mode.dispatch(self.world_size, args, kwargs)
-        ranks = 1 if how.execute_mode is Execute.RANK_ZERO else self.world_size
-        refs = self._submit(method[0], replace(call, args=(*map(Shared, method[1:]), *call.args)), ranks)
+        if how.execute_mode is Execute.RANK_ZERO:
+            call = replace(call, ranks=(0,))
+        refs = self._submit("host_call", call, path)
+        future = WorkerFuture(partial(self._collect, path, mode, replace(call, args=(), kwargs={}), refs))
+        return future.get() if how.blocking else future
 
-        def wait() -> Any:
-            self.wait_ready()
-            return mode.collect(call, gather(refs, self._members[:ranks]))
+    def _collect(self, path: tuple[str, ...], mode: Mode, call: Call, refs: list[ray.ObjectRef]) -> Any:
+        """Wait for a call, keep its spans, and make its results one."""
+        self.wait_ready()
+        ranks = self._ranks(call)
+        answers: list[Answer] = gather(refs, [self._members[rank] for rank in ranks])
+        *role, method = path
+        self._spans += [
+            Span(self.name, role[0] if role else None, method, rank, answer.start, answer.end)
+            for rank, answer in zip(ranks, answers, strict=True)
+        ]
+        return mode.collect(call, [answer.value for answer in answers])
 
-        return wait() if how.blocking else WorkerFuture(wait)
+    def _ranks(self, call: Call) -> Sequence[int]:
+        return range(self.world_size) if call.ranks is None else call.ranks
 
-    def _submit(self, method: str, call: Call, ranks: int | None = None) -> list[ray.ObjectRef]:
-        """One call a rank, on the first `ranks` of them."""
-        workers = self._workers[:ranks]
-        args = [_by_rank(argument, len(workers)) for argument in call.args]
-        kwargs = {name: _by_rank(argument, len(workers)) for name, argument in call.kwargs.items()}
+    def _submit(self, method: str, call: Call, *leading: Any) -> list[ray.ObjectRef]:
+        """One call a rank of the actor's own method, with `leading` before the arguments of each."""
+        ranks = self._ranks(call)
+        args = [_sent(argument, ranks) for argument in call.args]
+        kwargs = {name: _sent(argument, ranks) for name, argument in call.kwargs.items()}
         return [
-            getattr(worker, method).remote(
-                *(argument[rank] for argument in args), **{name: values[rank] for name, values in kwargs.items()}
+            getattr(self._workers[rank], method).remote(
+                *leading, *(values[at] for values in args), **{name: values[at] for name, values in kwargs.items()}
             )
-            for rank, worker in enumerate(workers)
+            for at, rank in enumerate(ranks)
         ]
 
 
@@ -202,17 +231,30 @@ class WorkerGroupView:
     def __init__(self, group: RayWorkerGroup, role: str, cls: type[Worker]):
         self.group = group
         self.role = role
-        _attach(self, cls, partial(group._call_role, role))
+        _attach(self, cls, group, role)
 
     @property
     def workers(self) -> list[ActorHandle]:
-        """Handles in rank order; a role's method is `handle.call_role.remote(role, method, ...)`."""
+        """Handles in rank order, which those of the group's other roles are too."""
         return self.group.workers
 
     @property
     def world_size(self) -> int:
         """How many workers."""
         return self.group.world_size
+
+    def async_run_method_batch(
+        self, method: str, /, *args: Any, mode: Dispatch | Mode = Dispatch.DP_COMPUTE_SHARD, **kwargs: Any
+    ) -> WorkerFuture:
+        """`RayWorkerGroup.async_run_method_batch` on this role."""
+        how = Registration(mode, Execute.ALL, blocking=False)
+        return self.group._call((self.role, method), how, *args, **kwargs)
+
+    def take_spans(self) -> list[Span]:
+        """When each rank worked on this role's calls that were collected since the last time."""
+        spans = self.group.take_spans()
+        self.group._spans = [span for span in spans if span.role != self.role]
+        return [span for span in spans if span.role == self.role]
 
     def wait_ready(self) -> None:
         """Wait until every worker's `__init__` is done, or raise what it raised."""
@@ -223,48 +265,20 @@ class WorkerGroupView:
         self.group.shutdown()
 
 
-def _attach(target: object, cls: type[Worker], call: Callable[..., Any]) -> None:
+def _attach(target: object, cls: type[Worker], group: RayWorkerGroup, *role: str) -> None:
     """Give a group or view the registered methods of a worker class."""
-    for name, registration in registered_methods(cls).items():
-        if hasattr(target, name):
-            raise ValueError(f"{cls.__name__}.{name}: got a name that worker groups use; expected another")
-        setattr(target, name, partial(call, name, registration))
+    for method, registration in registered_methods(cls).items():
+        if hasattr(target, method):
+            raise ValueError(f"{cls.__name__}.{method}: got a name that worker groups use; expected another")
+        setattr(target, method, partial(group._call, (*role, method), registration))
 
 
-def _by_rank(argument: Shared | PerRank, ranks: int) -> list[Any]:
-    """What each call carries of an argument."""
+def _sent(argument: Shared | PerRank, ranks: Sequence[int]) -> list[Any]:
+    """What the call of each of these ranks carries of an argument: a value serialised once, in the object store."""
     if isinstance(argument, PerRank):
-        return list(argument.values)
-    value = argument.value
-    return [value if isinstance(value, _INLINE) else ray.put(value)] * ranks
+        return [_stored(argument.values[rank]) for rank in ranks]
+    return [_stored(argument.value)] * len(ranks)
 
 
-def _hosted(cls: type[Worker]) -> type[Worker]:
-    """The worker class as an actor, whose own `__init__` runs once its seat and process group are there."""
-
-    class Host(cls):  # type: ignore[misc, valid-type]
-        def __init__(self, seat: Seat, timeout_seconds: float):
-            self.seat = seat
-            self._host_rendezvous = Rendezvous(seat, timeout_seconds)
-            self._host_rendezvous.prepare_environment()
-
-        def host_enter(self) -> int:
-            self._host_rendezvous.require_device()
-            return os.getpid()
-
-        def host_devices(self) -> str:
-            return ",".join(ray.get_runtime_context().get_accelerator_ids()["GPU"])
-
-        # The steps below take the results of those before them only to start after these, and to fail as they did.
-
-        def host_open_store(self, entered: int) -> tuple[str, int]:
-            return self._host_rendezvous.open_store(ray.util.get_node_ip_address())
-
-        def host_join(self, entered: int, address: tuple[str, int]) -> None:
-            self._host_rendezvous.join(address)
-
-        def host_construct(self, joined: int | None, *args: Any, **kwargs: Any) -> None:
-            cls.__init__(self, *args, **kwargs)
-
-    Host.__name__ = Host.__qualname__ = cls.__name__
-    return Host
+def _stored(value: Any) -> Any:
+    return value if isinstance(value, _INLINE) else ray.put(value)

@@ -1,0 +1,66 @@
+"""The actor around a worker: it starts the worker in steps, and every call of a group goes through its `host_call`."""
+
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from rlhf_runtime.single_controller.worker import Rendezvous, Seat, Worker
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a call gave, and when it ran, in seconds since the epoch on the worker's clock."""
+
+    value: Any
+    start: float
+    end: float
+
+
+def hosted(cls: type[Worker]) -> type[Worker]:
+    """The worker class as an actor, whose own `__init__` runs once its seat and process group are there."""
+
+    class Host(cls):  # type: ignore[misc, valid-type]
+        activity: tuple[str, float] | None = None
+        """Method that runs now, and since when, in seconds since the epoch."""
+
+        def __init__(self, seat: Seat, timeout_seconds: float):
+            self.seat = seat
+            self._host_rendezvous = Rendezvous(seat, timeout_seconds)
+            self._host_rendezvous.prepare_environment()
+
+        def host_enter(self) -> int:
+            self._host_rendezvous.require_device()
+            return os.getpid()
+
+        def host_devices(self) -> str:
+            return ",".join(ray.get_runtime_context().get_accelerator_ids()["GPU"])
+
+        # The steps below take the results of those before them only to start after these, and to fail as they did.
+
+        def host_open_store(self, entered: int) -> tuple[str, int]:
+            return self._host_rendezvous.open_store(ray.util.get_node_ip_address())
+
+        def host_join(self, entered: int, address: tuple[str, int]) -> None:
+            self._host_rendezvous.join(address)
+
+        def host_construct(self, joined: int | None, *args: Any, **kwargs: Any) -> None:
+            self.activity = ("__init__", time.time())
+            cls.__init__(self, *args, **kwargs)
+            self.activity = None
+
+        def host_call(self, path: tuple[str, ...], /, *args: Any, **kwargs: Any) -> Answer:
+            """Call the method that a path names: `(method,)`, or `(role, method)` of a colocated role."""
+            *role, method = path
+            target = self.worker_of(*role) if role else self
+            start = time.time()
+            self.activity = (method, start)
+            try:
+                return Answer(getattr(target, method)(*args, **kwargs), start, time.time())
+            finally:
+                self.activity = None
+
+    Host.__name__ = Host.__qualname__ = cls.__name__
+    return Host
