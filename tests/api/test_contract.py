@@ -29,14 +29,10 @@ def test_of_the_whole_design_only_what_is_not_built_is_refused():
         "spec.rewards[1].remote",
         "spec.rewards[2].model",
         "spec.data.evaluation",
-        "spec.rollout.tensorParallelSize",
         "spec.training.mode",
         "spec.training.maxStaleness",
         "spec.nodePools[1].minNodes",
         "spec.nodePools[1].maxNodes",
-        "spec.placement.groups[0].fallback",
-        "spec.weightSync.method",
-        "spec.weightSync.verify",
         "spec.checkpoint",
         "spec.observability.prometheus",
         "spec.observability.wandb",
@@ -151,6 +147,12 @@ def test_a_document_that_is_no_mapping_is_refused(value):
 def test_a_reference_has_one_source(manifest):
     manifest["spec"]["models"]["reference"] = {"path": "a", "random": {"architecture": "qwen2"}}
     assert errors_of(manifest)["spec.models.reference"].got == "path and random"
+
+
+def test_numbers_that_no_machine_has_are_refused(manifest):
+    groups = [{"name": "all", "pool": "local", "roles": ["policy"], "workers": 10**400}]
+    manifest["spec"] |= {"placement": {"groups": groups}, "rollout": {"tensorParallelSize": 10**400}}
+    assert set(errors_of(manifest)) == {"spec.placement.groups[0].workers", "spec.rollout.tensorParallelSize"}
 
 
 @pytest.mark.parametrize("cpu", [1, 0.5, "64", "500m", "1.5"])

@@ -60,7 +60,7 @@ def test_what_is_given_is_not_replaced(manifest):
 
 def test_placement_left_out_is_one_group_and_says_so(manifest):
     plan = build_plan(RLHFJob.parse(manifest), "runs/job")
-    assert [row.group for row in plan.rows] == ["all"]
+    assert [group.group.name for group in plan.groups] == ["all"]
     assert any("placement was left out" in note and "`local`" in note for note in plan.notes)
 
 
@@ -71,7 +71,7 @@ def test_bundles_count_processes(manifest):
         {"name": "reward", "pool": "p", "roles": ["reward"], "workers": 3},
     ])  # fmt: skip
     plan = build_plan(RLHFJob.parse(manifest), "runs/job")
-    assert {row.group: row.bundle for row in plan.rows} == {
+    assert {group.group.name: group.resources for group in plan.groups} == {
         "actor": {"CPU": 2.0, "pool-p": 0.001},
         "critic": {"CPU": 1.0, "pool-p": 0.001},
         "reward": {"CPU": 1.0, "pool-p": 0.001},
@@ -89,15 +89,6 @@ def test_each_node_of_a_pool_becomes_a_local_node(manifest):
         ("p", node), ("p", node), ("q", {"CPU": 0.0, "pool-q": 1.0})
     ]  # fmt: skip
     assert "no group uses pool `q`" in plan.notes
-
-
-@pytest.mark.parametrize(("device", "transport"), [("cuda", "ipc"), ("cpu", "shm")])
-def test_weights_take_the_path_that_the_placement_asks_for(manifest, device, transport):
-    manifest["spec"]["nodePools"] = [{"name": "p", "gpusPerNode": 1, "device": device}]
-    manifest["spec"]["weightSync"] = {"bucketMiB": 3}
-    sync = build_plan(RLHFJob.parse(manifest), "runs/job").config.weight_sync
-    assert (sync.transport, sync.bucket_bytes) == (transport, 3 * 1024 * 1024)
-    assert "`all`" in sync.reason
 
 
 def test_what_this_machine_ignores_is_said(manifest):
@@ -190,7 +181,7 @@ def test_the_group_that_is_hardest_to_place_comes_first(manifest):
     critic = {"name": "critic", "pool": "p", "roles": ["critic"], "workers": 8, "strategy": "SPREAD"}
     actor = {"name": "actor", "pool": "p", "roles": ["policy", "rollout", "reference", "reward"], "workers": 8}
     plan = build_plan(RLHFJob.parse(placed(manifest, pools, [critic, actor | {"strategy": "STRICT_PACK"}])), "runs/job")
-    assert [row.group for row in plan.rows] == ["critic", "actor"]
+    assert [group.group.name for group in plan.groups] == ["critic", "actor"]
     assert [group.name for group in plan.config.groups] == ["actor", "critic"]
 
 
@@ -216,7 +207,7 @@ RICH: dict[str, Any] = {
         ],
         "data": {"prompts": {"inline": ["1+1=", {"prompt": "2+2=", "answer": 4}]}, "batchSize": 4},
         "algorithm": {"ppo": {"clipRange": {"low": 0.1}, "kl": {"in": "loss"}, "valueClipRange": None}},
-        "rollout": {"samplesPerPrompt": 2, "temperature": 0.7},
+        "rollout": {"samplesPerPrompt": 2, "temperature": 0.7, "tensorParallelSize": 2},
         "training": {"steps": 3, "optimizer": {"betas": [0.9, 0.95]}},
         "nodePools": [
             {"name": "train", "nodes": 2, "gpusPerNode": 2, "device": "cpu", "cpu": "16", "memory": "1Gi"},
@@ -225,18 +216,20 @@ RICH: dict[str, Any] = {
         "placement": {
             "strategy": "SPREAD",
             "groups": [
-                {"name": "actor", "pool": "train", "roles": ["policy", "rollout", "reference"], "workers": 2},
+                {"name": "actor", "pool": "train", "roles": ["policy", "reference"], "workers": 2},
+                {"name": "engines", "pool": "cpu", "roles": ["rollout"], "workers": 4},
                 {
                     "name": "critic",
                     "pool": "train",
                     "roles": ["critic"],
                     "gpusPerWorker": 0.5,
                     "strategy": "STRICT_PACK",
+                    "fallback": ["PACK"],
                 },
                 {"name": "reward", "pool": "cpu", "roles": ["reward"], "workers": 2},
             ],
         },
-        "weightSync": {"method": "ipc"},
+        "weightSync": {"method": "broadcast", "verify": "none", "timeoutSeconds": 30},
         "storage": [{"name": "models", "persistentVolumeClaim": "models", "mountPath": "/models"}],
         "code": {"configMap": "code"},
         "observability": {"tensorboard": False},

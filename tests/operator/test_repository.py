@@ -1,15 +1,23 @@
 """What holds for the repository as a whole."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rlhf_api import RLHFJob
 from rlhf_operator.manifest import read_manifest
 from rlhf_operator.plan import build_plan
+from ruamel.yaml import YAML
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+SNIPPETS = [
+    pytest.param(text, id=f"{page.name}-{index}")
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    for index, text in enumerate(re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE))
+]
 
 
 def test_the_folder_operator_does_not_replace_the_standard_module():
@@ -36,3 +44,14 @@ def test_every_example_is_planned_and_says_how_to_launch_it(file):
     opening = [line for line in file.read_text().split("apiVersion")[0].splitlines() if line.startswith("#")]
     assert any(f"rlhf run examples/{file.name}" in line for line in opening)
     build_plan(read_manifest(file), "runs/example")
+
+
+@pytest.mark.parametrize("text", SNIPPETS)
+def test_every_manifest_of_the_documentation_is_planned(text, manifest):
+    """A snippet that shows a part of a spec is read in the place of that part of the smallest manifest."""
+    document = YAML(typ="safe", pure=True).load(text)
+    if "kind" not in document:
+        manifest["spec"] |= document.pop("spec")
+        assert not document
+        document = manifest
+    build_plan(RLHFJob.parse(document), "runs/docs")

@@ -67,11 +67,58 @@ def test_a_role_twice_and_a_role_nowhere(manifest):
     assert errors["spec.placement.groups"].got == "no `critic`"
 
 
-@pytest.mark.parametrize(("method", "paths"), [("auto", 1), ("ipc", 2)])
-def test_a_rollout_apart_from_the_policy_is_not_there_yet(manifest, method, paths):
-    grouped(manifest, {"roles": ["policy", "critic", "reference", "reward"]}, {"roles": ["rollout"]})
-    manifest["spec"]["weightSync"] = {"method": method}
-    assert list(problems(manifest)) == ["spec.placement.groups[1].roles", "spec.weightSync.method"][:paths]
+def test_a_fallback_is_another_strategy_each_time(manifest):
+    grouped(manifest, {"roles": ALL, "strategy": "PACK", "fallback": ["SPREAD", "PACK", "STRICT_PACK", "SPREAD"]})
+    errors = problems(manifest)
+    assert set(errors) == {"spec.placement.groups[0].fallback[1]", "spec.placement.groups[0].fallback[3]"}
+    assert errors["spec.placement.groups[0].fallback[1]"].expected == "another than PACK, SPREAD"
+
+
+def test_a_fallback_differs_from_the_strategy_of_the_placement(manifest):
+    grouped(manifest, {"roles": ALL, "fallback": ["SPREAD"]})
+    manifest["spec"]["placement"]["strategy"] = "SPREAD"
+    assert list(problems(manifest)) == ["spec.placement.groups[0].fallback[0]"]
+
+
+@pytest.mark.parametrize(
+    ("roles", "group", "paths"),
+    [
+        (["rollout"], {"workers": 4}, []),
+        (["rollout"], {"workers": 3}, ["workers"]),
+        (["rollout"], {"workers": 1}, ["workers"]),
+        (["rollout"], {"workers": 2, "gpusPerWorker": 0.5}, ["gpusPerWorker"]),
+        (["rollout", "reward"], {"workers": 2}, ["roles"]),
+        (["rollout", "reward", "critic"], {"workers": 2}, []),
+        (["rollout", "critic"], {"workers": 2, "gpusPerWorker": 0.5}, []),
+        (["rollout", "critic"], {"workers": 5}, ["workers"]),
+    ],
+)
+def test_engines_of_two_devices(manifest, roles, group, paths):
+    grouped(
+        manifest,
+        {"roles": [role for role in ALL if role not in roles]},
+        {"roles": roles, **group},
+        gpusPerNode=8,
+        device="cpu",
+    )
+    manifest["spec"]["rollout"] = {"tensorParallelSize": 2}
+    assert list(problems(manifest)) == [f"spec.placement.groups[1].{path}" for path in paths]
+
+
+@pytest.mark.parametrize(
+    ("config", "names"),
+    [
+        ({"num_attention_heads": 8, "intermediate_size": 256}, []),
+        ({"num_attention_heads": 6}, ["num_attention_heads"]),
+        ({"num_attention_heads": 2, "intermediate_size": 30}, ["num_attention_heads", "intermediate_size"]),
+        ({}, []),
+    ],
+)
+def test_the_devices_of_an_engine_divide_the_model(manifest, config, names):
+    grouped(manifest, {"roles": ALL, "workers": 4})
+    manifest["spec"]["rollout"] = {"tensorParallelSize": 4}
+    manifest["spec"]["models"]["policy"]["random"]["config"] = config
+    assert list(problems(manifest)) == [f"spec.models.policy.random.config.{name}" for name in names]
 
 
 def test_truncated_sampling_is_refused_with_the_reason(manifest):
@@ -140,5 +187,5 @@ def test_all_checks_report_together(manifest):
     grouped(manifest, {"roles": ["rollout"], "pool": "q"})
     manifest["spec"]["rollout"] = {"topP": 0.5}
     manifest["spec"]["algorithm"]["ppo"]["miniBatchSize"] = 1000
-    assert len(problems(manifest)) >= 5
+    assert len(problems(manifest)) >= 4
     assert len(CHECKS) == len(set(CHECKS))

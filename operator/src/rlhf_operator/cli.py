@@ -15,6 +15,7 @@ from rich.table import Table
 from rlhf_api import FieldError, SpecError
 
 from rlhf_operator import run_folder
+from rlhf_operator.bundles import Bundles
 from rlhf_operator.local import parse_mounts, plan_here, visible_gpus
 from rlhf_operator.manifest import read_manifest
 from rlhf_operator.plan import Plan, build_plan
@@ -141,13 +142,24 @@ def _require_runtime() -> None:
 def _print_plan(made: Plan) -> None:
     table = Table(title=f"{made.config.name}: who runs where", title_justify="left")
     for heading in ("group", "pool", "device", "roles", "workers", "bundle", "strategy"):
-        table.add_column(heading, overflow="fold", justify="right" if heading == "workers" else "left")
-    for row in made.rows:
-        pool = f"{row.pool} ({row.nodes} node{'s' * (row.nodes > 1)})"
-        bundle = ", ".join(f"{row.bundle[key]:g} {key}" for key in ("CPU", "GPU") if key in row.bundle)
-        table.add_row(row.group, pool, row.device, ", ".join(row.roles), str(row.workers), bundle, row.strategy)
-    Console(markup=False, highlight=False).print(table)
+        table.add_column(heading, justify="right" if heading == "workers" else "left")
+    for row in made.groups:
+        pool = f"{row.pool.name} ({row.pool.nodes} node{'s' * (row.pool.nodes > 1)})"
+        bundle = ", ".join(f"{row.resources[key]:g} {key}" for key in ("CPU", "GPU") if key in row.resources)
+        roles, strategies = ", ".join(row.group.roles), ", else ".join(row.strategies)
+        table.add_row(row.group.name, pool, row.device, roles, _workers(row, made.config.engines), bundle, strategies)
+    console = Console(markup=False, highlight=False)
+    console.print(table)
     sync = made.config.weight_sync
-    typer.echo(f"Weight sync: {sync.transport} ({sync.reason})")
-    for note in made.notes:
-        typer.echo(f"Note: {note}")
+    lines = [f"Weight sync: {sync.transport} ({sync.reason})", *(f"Note: {note}" for note in made.notes)]
+    for line in lines:
+        console.print(line, soft_wrap=not console.is_terminal)  # whole lines for a program, whole words for a person
+
+
+def _workers(row: Bundles, engines: int) -> str:
+    """Ranks, and engines with the devices of each where there is more than one."""
+    if "rollout" not in row.group.roles:
+        return str(row.group.workers)
+    size = f" × {row.tensor_parallel}" if row.tensor_parallel > 1 else ""
+    shown = f"{engines} engine{'s' * (engines > 1)}{size}"
+    return shown if row.group.roles == ["rollout"] else f"{row.group.workers} ({shown})"

@@ -1,74 +1,84 @@
-"""Bundles, the nodes that hold them, and the arithmetic that says whether they fit."""
+"""Whether bundles find room on their pools, and under which of their strategies."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rlhf_api import FieldError, RLHFJobSpec
-from rlhf_api.placement import EPSILON, PlacementGroup, Strategy, capacity, gpu_capacity, room
-from rlhf_api.pools import NodePool, cpu_count
-from rlhf_api.roles import TORCH_ROLES
+from rlhf_api.placement import EPSILON, Strategy, capacity, gpu_capacity, room
+from rlhf_api.pools import NodePool
 
-from rlhf_operator.defaults import resolved
-from rlhf_operator.validate import groups_of
-
-POOL_SHARE = 0.001
-"""What a bundle takes of its pool's resource, of which a node has 1."""
+from rlhf_operator.bundles import Bundles, bundles_of, node_of, pool_resource, strategies_of
 
 _STRICTEST_FIRST: tuple[Strategy, ...] = ("STRICT_PACK", "STRICT_SPREAD", "PACK", "SPREAD")
 
 
-def pool_resource(pool: str) -> str:
-    """The Ray resource that keeps a placement group on its pool."""
-    return f"pool-{pool}"
+@dataclass(frozen=True)
+class Placing:
+    """Where the groups of a job go."""
+
+    groups: tuple[Bundles, ...]
+    """All groups in the manifest's order. Their first strategy is one that fits, where any does."""
+    notes: tuple[str, ...]
+    """Strategies that were passed over, a sentence each."""
+    errors: tuple[FieldError, ...]
+    """The groups that find no room on their pool beside the others, or whose engines might be torn apart."""
 
 
-def bundle_of(group: PlacementGroup) -> dict[str, float]:
-    """Ray resources of one worker's bundle: a CPU a process, its GPUs, and its pool."""
-    processes = bool(TORCH_ROLES.intersection(group.roles)) + ("rollout" in group.roles) + ("reward" in group.roles)
-    bundle = {"CPU": float(processes), pool_resource(group.pool): POOL_SHARE}
-    return bundle | ({"GPU": group.gpus_per_worker} if group.gpus_per_worker else {})
+def place(spec: RLHFJobSpec) -> Placing:
+    """Find room for every group under the first of its strategies that fits beside the other groups. Pure."""
+    groups, notes = bundles_of(spec), list[str]()
+    while True:
+        misfits, torn = _attempt(groups)
+        passed = next((misfit for misfit in misfits if len(misfit.bundles.strategies) > 1), None)
+        if passed is None:
+            errors = (*(misfit.error(spec.node_pools) for misfit in misfits), *torn)
+            return Placing(tuple(groups), tuple(notes), errors)
+        notes.append(passed.note())
+        later = replace(passed.bundles, strategies=passed.bundles.strategies[1:])
+        groups = [later if group is passed.bundles else group for group in groups]
 
 
-def node_of(pool: NodePool, groups: Sequence[PlacementGroup]) -> dict[str, float]:
-    """Ray resources of one node of a pool; without `pool.cpu` any node has CPUs for all of the pool's groups."""
-    needed = sum(bundle_of(group)["CPU"] * group.workers for group in groups if group.pool == pool.name)
-    node = {"CPU": needed if pool.cpu is None else float(math.floor(cpu_count(pool.cpu)))}
-    node |= {"GPU": float(pool.gpus_per_node)} if pool.gpus_per_node else {}
-    return node | {pool_resource(pool.name): 1.0}
-
-
-def placing_order(groups: Sequence[PlacementGroup]) -> list[PlacementGroup]:
+def placing_order(groups: Sequence[Bundles]) -> list[Bundles]:
     """Groups as they should be placed one after another: those that are hardest to place first."""
-
-    def key(group: PlacementGroup) -> tuple[int, float, int]:
-        return _STRICTEST_FIRST.index(resolved(group.strategy)), -(group.gpus_per_worker or 0.0), -group.workers
-
-    return sorted(groups, key=key)
+    return sorted(groups, key=lambda group: (_STRICTEST_FIRST.index(group.strategy), -group.gpus, -group.count))
 
 
-def misfits(spec: RLHFJobSpec) -> list[FieldError]:
-    """The groups that find no room on their pool beside the others; pure."""
-    errors = []
-    paths = {id(group): path for path, group, pool in groups_of(spec) if pool}
-    known = [group for _, group, pool in groups_of(spec) if pool]
-    for index, pool in enumerate(spec.node_pools):
-        groups = [group for group in known if group.pool == pool.name]
-        nodes = [_Node.fresh(node_of(pool, groups))] * pool.nodes
-        placed: list[PlacementGroup] = []
-        for group in placing_order(groups):
-            capacities = [node.capacity(bundle_of(group)) for node in nodes]
-            strategy: Strategy = resolved(group.strategy)
-            most = room(capacities, strategy)
-            if most < group.workers:
-                where = f"spec.nodePools[{index}]"
-                errors.append(_misfit(paths[id(group)], group, (where, pool), node_of(pool, groups), placed, most))
-                continue
-            counts = _spread_over(capacities, group.workers, strategy)
-            nodes = [node.without(bundle_of(group), count) for node, count in zip(nodes, counts, strict=True)]
-            placed.append(group)
-        known = [group for group in known if group.pool != pool.name]
-    return errors
+def _attempt(groups: Sequence[Bundles]) -> tuple[list["_Misfit"], list[FieldError]]:
+    """Place each group under its first strategy."""
+    free = {group.pool.name: [_Node.fresh(node_of(group.pool, groups))] * group.pool.nodes for group in groups}
+    misfits, torn, placed = list[_Misfit](), list[FieldError](), list[Bundles]()
+    for group in placing_order(groups):
+        nodes, bundle = free[group.pool.name], group.resources
+        capacities = [node.capacity(bundle) for node in nodes]
+        if room(capacities, group.strategy) < group.count:
+            beside = tuple(other for other in placed if other.pool is group.pool)
+            misfits.append(_Misfit(group, node_of(group.pool, groups), tuple(capacities), beside))
+            continue
+        torn += _torn_engines(group, capacities)
+        counts = _spread_over(capacities, group.count, group.strategy)
+        free[group.pool.name] = [node.without(bundle, count) for node, count in zip(nodes, counts, strict=True)]
+        placed.append(group)
+    return misfits, torn
+
+
+def _torn_engines(group: Bundles, capacities: Sequence[int]) -> Iterator[FieldError]:
+    """Whether neighbouring bundles of one engine might come to lie on two nodes.
+
+    Ray packs a node as full as it can before it takes the next, whichever it begins with. How it spreads more bundles
+    than nodes is not said.
+    """
+    if group.neighbours == 1 or len(capacities) == 1:
+        return
+    odd = next((held for held in capacities if held % group.neighbours and held < group.count), None)
+    safe = {"STRICT_PACK"} if odd else {"STRICT_PACK", "PACK"}
+    if tearing := [strategy for strategy in group.strategies if strategy not in safe]:
+        room_left = f", one with room for {odd} bundle{'s' * (odd > 1)}" if odd else ""
+        yield FieldError(
+            group.path,
+            f"{' and '.join(tearing)} over {len(capacities)} nodes{room_left}",
+            f"the {group.neighbours} neighbouring bundles of an engine (tensorParallelSize) on one node",
+            "use STRICT_PACK, or give the rollout a group of its own",
+        )
 
 
 @dataclass(frozen=True)
@@ -122,38 +132,59 @@ def _spread_over(capacities: Sequence[int], count: int, strategy: Strategy) -> l
     return counts
 
 
-def _misfit(
-    path: str,
-    group: PlacementGroup,
-    where: tuple[str, NodePool],
-    node: dict[str, float],
-    placed: Sequence[PlacementGroup],
-    most: int,
-) -> FieldError:
-    (pool_path, pool), bundle = where, bundle_of(group)
-    strategy: Strategy = resolved(group.strategy)
-    unit = _scarcest(node, bundle, pool)
-    need, have = bundle[unit], node.get(unit, 0.0)
-    manner = {"STRICT_PACK": " on one node", "STRICT_SPREAD": ", one a node"}.get(strategy, "")
-    beside = "".join(f", beside {other.workers} of `{other.name}`" for other in placed)
-    holds = f"{pool.nodes} node{'s' * (pool.nodes > 1)} with {have:g} {unit}{'s' * (have != 1)} each"
-    return FieldError(
-        path,
-        f"{group.workers} bundle{'s' * (group.workers > 1)} of {need:g} {unit} with {strategy}{manner}",
-        f"at most {most} (pool `{pool.name}` has {holds}{beside})",
-        f"lower `{'gpusPerWorker' if unit == 'GPU' and need > have else 'workers'}`, "
-        f"or raise {_ways_out(unit, capacity(node, bundle), strategy)} of {pool_path}",
-    )
+@dataclass(frozen=True)
+class _Misfit:
+    """A group that finds no room under its first strategy, and what it meets."""
 
+    bundles: Bundles
+    node: dict[str, float]
+    """What a node of the pool has."""
+    capacities: tuple[int, ...]
+    """How many of the bundles each node still holds."""
+    beside: tuple[Bundles, ...]
+    """The groups that were placed on the pool before."""
 
-def _scarcest(node: dict[str, float], bundle: dict[str, float], pool: NodePool) -> str:
-    """The resource of which a node holds the fewest bundles; GPUs where several do, CPUs only where they are given."""
-    counts = {
-        key: capacity(node, {key: bundle[key]}) for key in ("GPU", "CPU", pool_resource(pool.name)) if key in bundle
-    }
-    if pool.cpu is None and "GPU" in counts:
-        del counts["CPU"]
-    return min(counts, key=counts.__getitem__)
+    def note(self) -> str:
+        """That the next strategy is taken, and why."""
+        first, second = self.bundles.strategies[:2]
+        why = f"at most {room(self.capacities, first)} fit of {self._wanted([first])} ({self._pool()})"
+        return f"group `{self.bundles.group.name}` falls back to {second}: {why}"
+
+    def error(self, pools: Sequence[NodePool]) -> FieldError:
+        """What was wanted, what there is under each strategy, and what would help."""
+        pool, unit = self.bundles.pool, self._scarcest()
+        most = {strategy: room(self.capacities, strategy) for strategy in strategies_of(self.bundles.group)}
+        lower = "`workers`"
+        if unit == "GPU" and self.bundles.gpus > self.node.get("GPU", 0.0):
+            lower = "`gpusPerWorker`" if self.bundles.devices == 1 else "spec.rollout.tensorParallelSize"
+        way_out = _ways_out(unit, capacity(self.node, self.bundles.resources), max(most, key=most.__getitem__))
+        return FieldError(
+            self.bundles.path,
+            self._wanted(list(most)),
+            f"at most {' or '.join(str(held) for held in most.values())} ({self._pool()})",
+            f"lower {lower}, or raise {way_out} of spec.nodePools[{pools.index(pool)}]",
+        )
+
+    def _wanted(self, strategies: Sequence[Strategy]) -> str:
+        manners = {"STRICT_PACK": " on one node", "STRICT_SPREAD": ", one a node"}
+        ways = " or ".join(f"{strategy}{manners.get(strategy, '')}" for strategy in strategies)
+        count, unit = self.bundles.count, self._scarcest()
+        return f"{count} bundle{'s' * (count > 1)} of {self.bundles.resources[unit]:g} {unit} with {ways}"
+
+    def _pool(self) -> str:
+        pool, unit = self.bundles.pool, self._scarcest()
+        have = self.node.get(unit, 0.0)
+        beside = "".join(f", beside {other.count} of `{other.group.name}`" for other in self.beside)
+        nodes = f"{pool.nodes} node{'s' * (pool.nodes > 1)}"
+        return f"pool `{pool.name}` has {nodes} with {have:g} {unit}{'s' * (have != 1)} each{beside}"
+
+    def _scarcest(self) -> str:
+        """The resource of which a node holds the fewest bundles; GPUs where several do, CPUs only where given."""
+        bundle, pool = self.bundles.resources, self.bundles.pool
+        keys = [key for key in ("GPU", "CPU", pool_resource(pool.name)) if key in bundle]
+        if pool.cpu is None and "GPU" in keys:
+            keys.remove("CPU")
+        return min(keys, key=lambda key: capacity(self.node, {key: bundle[key]}))
 
 
 def _ways_out(unit: str, held: int, strategy: Strategy) -> str:

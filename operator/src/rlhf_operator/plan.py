@@ -4,38 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlhf_api import RLHFJob, RLHFJobSpec, RuntimeConfig, SpecError
-from rlhf_api.placement import PlacementGroup, Strategy
 from rlhf_api.pools import Device
-from rlhf_api.roles import ModelSource, Role
+from rlhf_api.roles import ModelSource
 from rlhf_api.runtime_config import SCHEMA_VERSION, LocalNode, RoleModels, SyncPath, TrainingLoop, WorkerGroup
 
+from rlhf_operator.bundles import Bundles, node_of
 from rlhf_operator.defaults import apply_defaults, resolved
-from rlhf_operator.placement import bundle_of, misfits, node_of, placing_order
-from rlhf_operator.validate import groups_of, validate
-
-MIB = 1024 * 1024
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the placement table."""
-
-    group: str
-    """The group's name."""
-    pool: str
-    """Its pool."""
-    nodes: int
-    """Nodes of the pool."""
-    device: Device
-    """What its roles compute on."""
-    roles: tuple[Role, ...]
-    """Its roles."""
-    workers: int
-    """Workers a role, and bundles."""
-    bundle: dict[str, float]
-    """Ray resources of one bundle."""
-    strategy: Strategy
-    """How bundles spread over nodes."""
+from rlhf_operator.placement import Placing, place, placing_order
+from rlhf_operator.sync_path import sync_path
+from rlhf_operator.validate import validate
 
 
 @dataclass(frozen=True)
@@ -46,8 +23,8 @@ class Plan:
     """The job with every default explicit."""
     config: RuntimeConfig
     """The runtime's whole input. Its groups stand in the order in which they should be placed."""
-    rows: tuple[Row, ...]
-    """The placement table, in the manifest's order."""
+    groups: tuple[Bundles, ...]
+    """Where each group goes, in the manifest's order."""
     notes: tuple[str, ...]
     """What was decided or ignored, a sentence each."""
 
@@ -69,25 +46,21 @@ def build_plan(job: RLHFJob, run_dir: str, python_path: Sequence[str] = ()) -> P
         SpecError: with every problem of steps 2 and 3.
     """
     full = apply_defaults(job)
-    errors = validate(full) + misfits(full.spec)
-    if errors:
+    placing = place(full.spec)
+    sync = sync_path(full.spec.weight_sync, placing.groups)
+    errors = [*validate(full), *placing.errors, *(sync if isinstance(sync, list) else [])]
+    if errors or isinstance(sync, list):
         raise SpecError(errors)
-    rows = tuple(_row(full.spec, group) for _, group, _ in groups_of(full.spec))
-    config = _runtime_config(full, rows, run_dir, python_path)
-    return Plan(full, config, rows, (*_decisions(job.spec, rows), *_ignored(job, rows)))
+    config = _runtime_config(full, placing.groups, sync, run_dir, python_path)
+    notes = (*_decisions(job.spec, placing), *_ignored(job, config.group_of("rollout").device))
+    return Plan(full, config, placing.groups, notes)
 
 
-def _row(spec: RLHFJobSpec, group: PlacementGroup) -> Row:
-    pool = next(pool for pool in spec.node_pools if pool.name == group.pool)
-    device: Device = resolved(pool.device)
-    strategy: Strategy = resolved(group.strategy)
-    return Row(group.name, pool.name, pool.nodes, device, tuple(group.roles), group.workers, bundle_of(group), strategy)
-
-
-def _runtime_config(full: RLHFJob, rows: Sequence[Row], run_dir: str, python_path: Sequence[str]) -> RuntimeConfig:
+def _runtime_config(
+    full: RLHFJob, groups: Sequence[Bundles], sync: SyncPath, run_dir: str, python_path: Sequence[str]
+) -> RuntimeConfig:
     spec = full.spec
-    by_name = {row.group: row for row in rows}
-    groups = [group for _, group, _ in groups_of(spec)]
+    rollout = next(group for group in groups if "rollout" in group.group.roles)
     return RuntimeConfig(
         schema_version=SCHEMA_VERSION,
         name=full.metadata.name,
@@ -104,9 +77,9 @@ def _runtime_config(full: RLHFJob, rows: Sequence[Row], run_dir: str, python_pat
             critic_optimizer=resolved(spec.training.critic_optimizer),
             micro_batch_tokens=spec.training.micro_batch_tokens,
         ),
-        groups=[_worker_group(by_name[group.name]) for group in placing_order(groups)],
-        engines=next(row.workers for row in rows if "rollout" in row.roles),
-        weight_sync=_sync_path(spec, rows),
+        groups=[_worker_group(group) for group in placing_order(groups)],
+        engines=rollout.group.workers // rollout.tensor_parallel,
+        weight_sync=sync,
         python_path=list(python_path),
         observability=spec.observability,
         local_nodes=[
@@ -126,44 +99,33 @@ def _models(spec: RLHFJobSpec) -> RoleModels:
     )
 
 
-def _worker_group(row: Row) -> WorkerGroup:
+def _worker_group(bundles: Bundles) -> WorkerGroup:
     return WorkerGroup(
-        name=row.group,
-        roles=list(row.roles),
-        workers=row.workers,
-        device=row.device,
-        gpus_per_worker=row.bundle.get("GPU", 0.0),
-        bundle=row.bundle,
-        strategy=row.strategy,
-        fallback=[],
+        name=bundles.group.name,
+        roles=list(bundles.group.roles),
+        workers=bundles.count,
+        device=bundles.device,
+        gpus_per_worker=bundles.gpus,
+        bundle=bundles.resources,
+        strategy=bundles.strategy,
+        fallback=list(bundles.strategies[1:]),
     )
 
 
-def _sync_path(spec: RLHFJobSpec, rows: Sequence[Row]) -> SyncPath:
-    row = next(row for row in rows if "rollout" in row.roles)
-    means = "CUDA IPC, on the GPU that both use" if row.device == "cuda" else "shared memory"
-    return SyncPath(
-        transport="ipc" if row.device == "cuda" else "shm",
-        reason=f"policy and rollout share group `{row.group}`, whose device is `{row.device}`: weights take {means}",
-        bucket_bytes=spec.weight_sync.bucket_mib * MIB,
-        verify=spec.weight_sync.verify == "checksum",
-        timeout_seconds=spec.weight_sync.timeout_seconds,
-    )
-
-
-def _decisions(written: RLHFJobSpec, rows: Sequence[Row]) -> list[str]:
-    notes = []
+def _decisions(written: RLHFJobSpec, placing: Placing) -> list[str]:
+    notes, used = list(placing.notes), [group.pool.name for group in placing.groups]
     if written.placement is None:
-        notes.append(f"placement was left out: every role is colocated in one group on pool `{rows[0].pool}`")
-    idle = [pool.name for pool in written.node_pools if pool.name not in {row.pool for row in rows}]
+        notes.append(f"placement was left out: every role is colocated in one group on pool `{used[0]}`")
+    idle = [pool.name for pool in written.node_pools if pool.name not in used]
     if idle:
         notes.append(f"no group uses {', '.join(f'pool `{name}`' for name in idle)}")
+    if written.weight_sync.verify == "none":
+        notes.append("weights are not compared after a sync: spec.weightSync.verify is 'none'")
     return notes
 
 
-def _ignored(job: RLHFJob, rows: Sequence[Row]) -> list[str]:
-    """Fields that were given and mean nothing on this machine."""
-    device = next(row.device for row in rows if "rollout" in row.roles)
+def _ignored(job: RLHFJob, device: Device) -> list[str]:
+    """Fields that were given and mean nothing on this machine, whose rollouts run on `device`."""
     unused = {"cpu": "gpu_memory_utilization", "cuda": "kv_cache_gib"}[device]
     engine = [
         f"spec.rollout.{name}"

@@ -63,14 +63,41 @@ def _every_role_once(spec: RLHFJobSpec) -> Iterator[FieldError]:
             )
 
 
-def _rollout_beside_policy(spec: RLHFJobSpec) -> Iterator[FieldError]:
+def _fallbacks_differ(spec: RLHFJobSpec) -> Iterator[FieldError]:
     for path, group, _ in groups_of(spec):
-        if "rollout" in group.roles and "policy" not in group.roles:
-            fix = "put `rollout` in the policy's group: weights cannot be broadcast between groups yet"
-            yield FieldError(f"{path}.roles", "`rollout` without `policy`", "both in one group", fix)
-            if spec.weight_sync.method == "ipc":
-                apart = "`ipc` shares memory, which groups apart cannot: colocate them"
-                yield FieldError("spec.weightSync.method", "'ipc'", "rollout and policy in one group", apart)
+        strategies = [group.strategy, *group.fallback]
+        for index, strategy in enumerate(group.fallback):
+            if strategy in strategies[: index + 1]:
+                expected = f"another than {', '.join(str(before) for before in strategies[: index + 1])}"
+                fix = "remove it: it was tried by then"
+                yield FieldError(f"{path}.fallback[{index}]", f"{strategy} again", expected, fix)
+
+
+def _whole_engines(spec: RLHFJobSpec) -> Iterator[FieldError]:
+    size = spec.rollout.tensor_parallel_size
+    for path, group, _ in groups_of(spec):
+        if "rollout" not in group.roles or size == 1:
+            continue
+        if group.workers % size:
+            expected = f"a multiple of spec.rollout.tensorParallelSize {size}"
+            yield FieldError(f"{path}.workers", str(group.workers), expected, "change one of the two")
+        if TORCH_ROLES.intersection(group.roles):
+            continue
+        if "reward" in group.roles:
+            expected = f"none beside engines of {size} devices, which take a bundle as a whole"
+            yield FieldError(f"{path}.roles", "`reward`", expected, "put `reward` in another group")
+        if not (gpus := group.gpus_per_worker or 0.0).is_integer():
+            expected = f"whole GPUs for engines of {size} devices"
+            yield FieldError(f"{path}.gpusPerWorker", f"{gpus:g}", expected, "use 1")
+
+
+def _engine_divides_model(spec: RLHFJobSpec) -> Iterator[FieldError]:
+    model, size = spec.models.policy.random, spec.rollout.tensor_parallel_size
+    for name in ("num_attention_heads", "intermediate_size"):
+        width = model.config.get(name) if model else None
+        if isinstance(width, int) and width % size:
+            expected = f"a multiple of spec.rollout.tensorParallelSize {size}"
+            yield FieldError(f"spec.models.policy.random.config.{name}", str(width), expected, "change one of the two")
 
 
 def _untruncated_sampling(spec: RLHFJobSpec) -> Iterator[FieldError]:
@@ -141,7 +168,9 @@ CHECKS: tuple[Check, ...] = (
     _unique_names,
     _pools_exist,
     _every_role_once,
-    _rollout_beside_policy,
+    _fallbacks_differ,
+    _whole_engines,
+    _engine_divides_model,
     _untruncated_sampling,
     _mini_batch_in_batch,
     _mini_batch_over_ranks,

@@ -17,6 +17,9 @@ from rlhf_api.training import Observability, Optimizer, Rollout
 SCHEMA_VERSION = 1
 """Raised whenever an older runtime could misread a newer config."""
 
+Transport = Literal["nccl", "gloo", "ipc", "shm"]
+"""Broadcast by `nccl` on GPUs and `gloo` on CPU; memory shared by `ipc` on GPUs and `shm` on CPU."""
+
 
 class RoleModels(ApiModel):
     """The models, each with its own source."""
@@ -30,18 +33,18 @@ class RoleModels(ApiModel):
 
 
 class WorkerGroup(ApiModel):
-    """One placement group: equal bundles, one a worker."""
+    """One placement group of equal bundles."""
 
     name: str
     """The group's name."""
     roles: list[Role]
     """Its roles."""
     workers: PositiveInt
-    """Workers a role, and bundles."""
+    """Bundles: one a worker of each role; of a rollout without training roles one an engine."""
     device: Device
     """What its roles compute on."""
     gpus_per_worker: NonNegativeFloat
-    """GPUs a worker."""
+    """GPUs of a bundle."""
     bundle: dict[str, float]
     """Ray resources of one bundle."""
     strategy: Strategy
@@ -64,8 +67,8 @@ class LocalNode(ApiModel):
 class SyncPath(ApiModel):
     """The way that weights take, decided."""
 
-    transport: Literal["nccl", "gloo", "ipc", "shm"]
-    """Broadcast by `nccl` on GPUs and `gloo` on CPU; memory shared by `ipc` on GPUs and `shm` on CPU."""
+    transport: Transport
+    """How weights are moved."""
     reason: str
     """Why, in words."""
     bucket_bytes: PositiveInt

@@ -50,7 +50,7 @@ class Rollout(ApiModel):
     """Sampling temperature. The trainer takes log-probabilities at the same temperature."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Nucleus sampling; only 1 is sound for training, since a truncated distribution is not the trainer's."""
-    tensor_parallel_size: PositiveInt = 1
+    tensor_parallel_size: Annotated[int, Field(ge=1, le=1000)] = 1
     """Devices that one engine spreads its model over."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Share of a GPU's memory that an engine may take."""
