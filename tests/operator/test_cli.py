@@ -56,6 +56,25 @@ def test_plan_shows_who_runs_where_and_why():
         assert words in result.stdout
 
 
+def test_plan_shows_engines_fallbacks_and_how_weights_travel(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    text = (ROOT / "examples" / "02-disaggregated.yaml").read_text()
+    text = text.replace("roles: [rollout], workers: 2}", "roles: [rollout], workers: 4}")
+    text = text.replace("roles: [critic], workers: 1}", "roles: [critic], strategy: STRICT_PACK, fallback: [PACK]}")
+    file = tmp_path / "job.yaml"
+    file.write_text(f"{text}  rollout: {{tensorParallelSize: 2}}\n  weightSync: {{verify: none}}\n")
+    result = rlhf("plan", file)
+    assert result.exit_code == 0, result.output
+    table, _, rest = result.stdout.partition("Weight sync: ")
+    assert all(len(line) <= 100 for line in table.splitlines())
+    assert "2 engines × 2" in table
+    assert "STRICT_PACK, else PACK" in table
+    assert rest.startswith(
+        "gloo (policy runs in group `actor` on the `cpu` pool `train`, rollout in group `rollout` on"
+    )
+    assert "Note: weights are not compared after a sync" in rest
+
+
 @pytest.mark.parametrize("command", ["plan", "run"])
 def test_bad_input_ends_with_2_and_no_traceback(bad, command, become):
     result = rlhf(command, bad)

@@ -55,11 +55,14 @@ def test_engines_on_cpus_have_a_cpu_a_device(manifest):
     assert config.local_nodes[0].resources["CPU"] == 2 + 4
 
 
-def test_an_engine_larger_than_a_node_is_refused(manifest):
-    pool = {"nodes": 2, "gpusPerNode": 4}
-    assert errors_of(manifest, pool, ACTOR, ROLLOUT | {"workers": 8}, tensor_parallel=8) == [
-        "spec.placement.groups[1]: got 1 bundle of 8 GPU with PACK; expected at most 0 (pool `p` has 2 nodes with "
-        "4 GPUs each). Fix: lower spec.rollout.tensorParallelSize, or raise `gpusPerNode` of spec.nodePools[0]"
+@pytest.mark.parametrize(
+    ("node", "unit", "field"), [({"gpusPerNode": 4}, "GPU", "gpusPerNode"), ({"cpu": 4}, "CPU", "cpu")]
+)
+def test_an_engine_larger_than_a_node_is_refused(manifest, node, unit, field):
+    rollout, actor = ROLLOUT | {"workers": 8}, ACTOR | {"strategy": "SPREAD"}
+    assert errors_of(manifest, {"nodes": 2, **node}, actor, rollout, tensor_parallel=8) == [
+        f"spec.placement.groups[1]: got 1 bundle of 8 {unit} with PACK; expected at most 0 (pool `p` has 2 nodes with "
+        f"4 {unit}s each). Fix: lower spec.rollout.tensorParallelSize, or raise `{field}` of spec.nodePools[0]"
     ]
 
 
@@ -76,7 +79,7 @@ def test_an_engine_larger_than_a_node_is_refused(manifest):
     ],
 )
 def test_an_engine_is_never_torn_apart(manifest, nodes, gpus, group, got):
-    pool = {"nodes": nodes, "gpusPerNode": gpus}
+    pool = {"nodes": nodes, "gpusPerNode": gpus, "cpu": 100}
     if got is None:
         planned(manifest, pool, group, tensor_parallel=4)
     else:

@@ -110,6 +110,8 @@ def test_engines_of_two_devices(manifest, roles, group, paths):
     [
         ({"num_attention_heads": 8, "intermediate_size": 256}, []),
         ({"num_attention_heads": 6}, ["num_attention_heads"]),
+        ({"num_attention_heads": 8, "num_key_value_heads": 2}, []),
+        ({"num_attention_heads": 12, "num_key_value_heads": 6}, ["num_key_value_heads"]),
         ({"num_attention_heads": 2, "intermediate_size": 30}, ["num_attention_heads", "intermediate_size"]),
         ({}, []),
     ],

@@ -146,7 +146,7 @@ def _print_plan(made: Plan) -> None:
     for row in made.groups:
         pool = f"{row.pool.name} ({row.pool.nodes} node{'s' * (row.pool.nodes > 1)})"
         bundle = ", ".join(f"{row.resources[key]:g} {key}" for key in ("CPU", "GPU") if key in row.resources)
-        roles, strategies = ", ".join(row.group.roles), ", else ".join(row.strategies)
+        roles, strategies = ", ".join(row.group.roles), ",\nelse ".join(row.strategies)
         table.add_row(row.group.name, pool, row.device, roles, _workers(row, made.config.engines), bundle, strategies)
     console = Console(markup=False, highlight=False)
     console.print(table)

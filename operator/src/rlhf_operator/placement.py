@@ -155,8 +155,9 @@ class _Misfit:
         pool, unit = self.bundles.pool, self._scarcest()
         most = {strategy: room(self.capacities, strategy) for strategy in strategies_of(self.bundles.group)}
         lower = "`workers`"
-        if unit == "GPU" and self.bundles.gpus > self.node.get("GPU", 0.0):
-            lower = "`gpusPerWorker`" if self.bundles.devices == 1 else "spec.rollout.tensorParallelSize"
+        if self.bundles.resources[unit] > self.node.get(unit, 0.0):
+            by_unit = "`gpusPerWorker`" if unit == "GPU" else lower
+            lower = by_unit if self.bundles.devices == 1 else "spec.rollout.tensorParallelSize"
         way_out = _ways_out(unit, capacity(self.node, self.bundles.resources), max(most, key=most.__getitem__))
         return FieldError(
             self.bundles.path,

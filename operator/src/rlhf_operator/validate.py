@@ -93,11 +93,14 @@ def _whole_engines(spec: RLHFJobSpec) -> Iterator[FieldError]:
 
 def _engine_divides_model(spec: RLHFJobSpec) -> Iterator[FieldError]:
     model, size = spec.models.policy.random, spec.rollout.tensor_parallel_size
-    for name in ("num_attention_heads", "intermediate_size"):
+    for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
         width = model.config.get(name) if model else None
-        if isinstance(width, int) and width % size:
-            expected = f"a multiple of spec.rollout.tensorParallelSize {size}"
-            yield FieldError(f"spec.models.policy.random.config.{name}", str(width), expected, "change one of the two")
+        if not isinstance(width, int) or not width % size:
+            continue
+        if name == "num_key_value_heads" and width > 0 and not size % width:
+            continue  # vLLM gives several devices a copy of one
+        expected = f"a multiple of spec.rollout.tensorParallelSize {size}"
+        yield FieldError(f"spec.models.policy.random.config.{name}", str(width), expected, "change one of the two")
 
 
 def _untruncated_sampling(spec: RLHFJobSpec) -> Iterator[FieldError]:
