@@ -142,7 +142,7 @@ def _require_runtime() -> None:
 def _print_plan(made: Plan) -> None:
     table = Table(title=f"{made.config.name}: who runs where", title_justify="left")
     for heading in ("group", "pool", "device", "roles", "workers", "bundle", "strategy"):
-        table.add_column(heading, justify="right" if heading == "workers" else "left")
+        table.add_column(heading, overflow="fold", justify="right" if heading == "workers" else "left")
     for row in made.groups:
         pool = f"{row.pool.name} ({row.pool.nodes} node{'s' * (row.pool.nodes > 1)})"
         bundle = ", ".join(f"{row.resources[key]:g} {key}" for key in ("CPU", "GPU") if key in row.resources)

@@ -33,9 +33,10 @@ def build_plan(job: RLHFJob, run_dir: str, python_path: Sequence[str] = ()) -> P
     """Plan a job. Pure.
 
     1. write out every derived default
-    2. check fields against each other, and bundles against pools
-    3. turn groups into bundles, and choose the way that weights take
-    4. say what was decided and what is ignored
+    2. turn groups into bundles, and find room for them on their pools
+    3. choose the way that weights take
+    4. check fields against each other
+    5. say what was decided and what is ignored
 
     Args:
         job: as it was written.
@@ -43,7 +44,7 @@ def build_plan(job: RLHFJob, run_dir: str, python_path: Sequence[str] = ()) -> P
         python_path: folders of reward functions.
 
     Raises:
-        SpecError: with every problem of steps 2 and 3.
+        SpecError: with every problem of steps 2 to 4.
     """
     full = apply_defaults(job)
     placing = place(full.spec)
