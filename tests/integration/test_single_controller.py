@@ -30,6 +30,7 @@ from rlhf_runtime.single_controller import (
     WorkerGroupView,
     create_colocated_worker_cls,
     register,
+    reserve,
 )
 from rlhf_runtime.single_controller.decorator import MODES
 
@@ -169,7 +170,7 @@ def cluster() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def pool(cluster: None) -> Iterator[RayResourcePool]:
     pool = RayResourcePool("actor", 2, {"CPU": 0.5, "GPU": 1.0}, "STRICT_SPREAD")
-    pool.create(timeout_seconds=30)
+    reserve([pool], 30)
     yield pool
     pool.remove()
 
@@ -178,7 +179,7 @@ def pool(cluster: None) -> Iterator[RayResourcePool]:
 def single(cluster: None) -> Iterator[RayResourcePool]:
     """One bundle, for what needs one worker."""
     pool = RayResourcePool("single", 1, {"CPU": 0.25}, "PACK")
-    pool.create(timeout_seconds=30)
+    reserve([pool], 30)
     yield pool
     pool.remove()
 
@@ -199,7 +200,7 @@ def views(group: RayWorkerGroup) -> dict[str, WorkerGroupView]:
 @pytest.fixture(scope="module")
 def scorers(cluster: None) -> Iterator[RayWorkerGroup]:
     pool = RayResourcePool("scorers", 4, {"CPU": 0.05}, "PACK")
-    pool.create(timeout_seconds=30)
+    reserve([pool], 30)
     group = RayWorkerGroup(pool, RayClassWithInitArgs(Scorer))
     yield group
     group.shutdown()
@@ -402,7 +403,7 @@ def test_a_group_that_never_fits_is_refused_before_it_is_made(
 ) -> None:
     known = set(placement_group_table())
     with pytest.raises(PlacementError) as error:
-        RayResourcePool("critic", workers, bundle, strategy).create(timeout_seconds=600)
+        reserve([RayResourcePool("critic", workers, bundle, strategy)], 600)
     assert "placement group `critic`: got " in str(error.value)
     assert need in str(error.value)
     assert set(placement_group_table()) == known
@@ -444,12 +445,51 @@ def test_pools_that_do_not_fit_together_are_refused_before_they_are_made(pool: R
     assert set(placement_group_table()) == known
 
 
-def test_pools_are_found_by_role(pool: RayResourcePool) -> None:
-    manager = ResourcePoolManager([worker_group("a", ["policy", "critic"], 1, 0.25)], 30.0)
+def test_the_pools_of_a_job_come_and_go_together(pool: RayResourcePool) -> None:
+    manager = ResourcePoolManager([worker_group("a", ["policy", "critic"], 1, 0.1)], 30.0)
     known = live_placement_groups()
     manager.create()
     assert live_placement_groups() == known | {"a"}
-    assert manager.pool("critic").name == "a"
-    assert len(manager.pool("policy").bundle_nodes) == 1
+    assert len(manager.pools["a"].bundle_nodes) == 1
     manager.shutdown()
+    assert live_placement_groups() == known
+
+
+@pytest.mark.parametrize(
+    ("workers", "bundle", "strategies", "nodes", "given_up"),
+    [
+        (3, {"CPU": 0.01}, ["STRICT_SPREAD", "SPREAD"], {1, 2}, "STRICT_SPREAD (room for 2 of 3 bundles on all nodes)"),
+        # Each node has two GPUs, of which `pool` holds one.
+        (2, {"GPU": 1.0}, ["STRICT_PACK", "PACK"], {2}, "STRICT_PACK ({GPU: 2} free in the whole cluster after 1 s)"),
+        (2, {"CPU": 0.01}, ["STRICT_PACK", "PACK"], {1}, None),
+    ],
+)
+def test_the_first_strategy_that_can_be_had_is_taken_saying_so(
+    pool: RayResourcePool,
+    caplog: pytest.LogCaptureFixture,
+    workers: int,
+    bundle: dict[str, float],
+    strategies: list[str],
+    nodes: set[int],
+    given_up: str | None,
+) -> None:
+    known = live_placement_groups()
+    wanted = RayResourcePool("wanted", workers, bundle, strategies[0], strategies[1:])
+    reserve([wanted], 2.0)
+    try:
+        assert len(set(wanted.bundle_nodes)) in nodes
+        assert wanted.strategy == strategies[0 if given_up is None else 1]
+        assert live_placement_groups() == known | {"wanted"}
+        said = [f"Placement group wanted: not {given_up}, trying {strategies[1]}"] if given_up else []
+        assert [record.message for record in caplog.records if "wanted" in record.message] == said
+    finally:
+        wanted.remove()
+
+
+def test_when_no_strategy_can_be_had_each_is_told(pool: RayResourcePool) -> None:
+    known = live_placement_groups()
+    with pytest.raises(PlacementError) as error:
+        reserve([RayResourcePool("wanted", 2, {"GPU": 2.0}, "STRICT_PACK", ["SPREAD", "PACK"])], 2.0)
+    for word in ["STRICT_PACK: room for 1 of 2 bundles", "; SPREAD: {GPU: 2} free", "; PACK: {GPU: 2} free"]:
+        assert word in str(error.value)
     assert live_placement_groups() == known

@@ -7,14 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ray import cloudpickle
-from rlhf_api.runtime_config import LocalNode
 from rlhf_runtime.errors import PlacementError
 from rlhf_runtime.protocol import DataProto
 from rlhf_runtime.ragged import ragged
-from rlhf_runtime.single_controller import Call, Dispatch, Execute, Mode, PerRank, RayResourcePool, Shared, register
+from rlhf_runtime.single_controller import Call, Dispatch, Execute, Mode, PerRank, Shared, register
 from rlhf_runtime.single_controller.decorator import MODES, mode_of, registered_methods
-from rlhf_runtime.single_controller.local_cluster import NodeArguments, device_shares, worker_environment
-from rlhf_runtime.single_controller.resource_pool import check_together
 from rlhf_runtime.single_controller.seating import seat_workers
 from rlhf_runtime.single_controller.worker import Rendezvous, Seat, assign_seats
 
@@ -196,75 +193,7 @@ def test_a_worker_whose_bundles_lie_apart_is_named(nodes: str, got: str) -> None
         seat_workers("rollout", nodes, "cpu", 2)
 
 
-NODES = {"n1": {"CPU": 2.0, "GPU": 1.0}, "n2": {"CPU": 2.0, "GPU": 1.0}}
-
-
-@pytest.mark.parametrize(
-    ("workers", "bundle", "strategy", "words"),
-    [
-        (
-            4,
-            {"CPU": 1, "GPU": 1},
-            "PACK",
-            ["4 bundles of {CPU: 1, GPU: 1} under PACK", "n1 ({CPU: 2, GPU: 1}) room for 1"],
-        ),
-        (2, {"GPU": 1}, "STRICT_PACK", ["2 bundles of {GPU: 1} under STRICT_PACK (all on one node)", "room for 1"]),
-        (3, {"CPU": 1}, "STRICT_SPREAD", ["3 bundles", "each on a node of its own", "room for 2"]),
-        (1, {"tpu": 1}, "SPREAD", ["1 bundle of {tpu: 1}", "n2 ({tpu: 0}) room for 0"]),
-    ],
-)
-def test_a_group_that_never_fits_is_told_with_need_and_have(workers, bundle, strategy, words: list[str]) -> None:
-    with pytest.raises(PlacementError) as error:
-        RayResourcePool("actor", workers, bundle, strategy).check(NODES)
-    for word in ["placement group `actor`: got", "Fix:", *words]:
-        assert word in str(error.value)
-
-
-def test_groups_that_fit_alone_but_not_together_are_told_so() -> None:
-    actor, critic = (RayResourcePool(name, 2, {"GPU": 1.0}, "PACK") for name in ("actor", "critic"))
-    check_together([actor], NODES)
-    with pytest.raises(PlacementError, match=r"`actor` .*`critic` .*got 2 GPU .*expected 4"):
-        check_together([actor, critic], NODES)
-
-
-def test_groups_on_nodes_of_their_own_do_not_compete() -> None:
-    nodes = {"n1": {"CPU": 2.0, "a": 2.0}, "n2": {"CPU": 2.0, "b": 2.0}}
-    pools = [RayResourcePool(name, 2, {"CPU": 1.0, name: 1.0}, "PACK") for name in ("a", "b")]
-    check_together(pools, nodes)
-    more = RayResourcePool("more", 1, {"CPU": 1.0, "a": 0.001}, "PACK")
-    with pytest.raises(PlacementError, match=r"`a` .*`more` .*got 2 CPU on the 1 node\(s\) .*expected 3"):
-        check_together([*pools, more], nodes)
-
-
-def test_a_local_node_offers_its_resources_and_nothing_detected() -> None:
-    node = LocalNode(pool="train", device="cuda", resources={"CPU": 1.5, "GPU": 2.0, "pool-train": 1.0})
-    assert NodeArguments.of(node) == NodeArguments(2, 2, {"pool-train": 1}, "cuda")
-    assert NodeArguments.of(LocalNode(pool="bare", device="cpu", resources={})) == NodeArguments(0, 0, {}, "cpu")
-
-
-def test_local_nodes_share_out_the_devices_of_the_machine() -> None:
-    nodes = [NodeArguments(1, gpus, {}, "cuda") for gpus in (2, 0, 1)]
-    assert [share["CUDA_VISIBLE_DEVICES"] for share in device_shares(nodes, None)] == ["0,1", "", "2"]
-    assert [share["CUDA_VISIBLE_DEVICES"] for share in device_shares(nodes, "4,6,7")] == ["4,6", "", "7"]
-
-
-@pytest.mark.parametrize("visible", [None, "", "5"])
-def test_made_up_gpus_take_none_of_the_real_ones(visible: str | None) -> None:
-    nodes = [NodeArguments(1, 2, {}, "cpu"), NodeArguments(1, 1, {}, "cuda")]
-    made_up, real = (share["CUDA_VISIBLE_DEVICES"] for share in device_shares(nodes, visible))
-    assert len(made_up.split(",")) == 2
-    assert real == ("0" if visible is None else visible)
-
-
 def test_groups_that_start_at_once_never_share_a_port() -> None:
     for _ in range(3):
         meetings = [Rendezvous(Seat(group=str(index), world_size=2), 10) for index in range(8)]
         assert len({meeting.open_store("127.0.0.1") for meeting in meetings}) == 8
-
-
-def test_python_path_goes_before_the_inherited_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", "/inherited")
-    assert worker_environment(["/a", "/b"], {"X": "1"}) == {"X": "1", "PYTHONPATH": "/a:/b:/inherited"}
-    monkeypatch.delenv("PYTHONPATH")
-    assert worker_environment(["/a"], {}) == {"PYTHONPATH": "/a"}
-    assert worker_environment([], {}) == {}

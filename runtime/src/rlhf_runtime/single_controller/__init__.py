@@ -13,6 +13,7 @@ from rlhf_runtime.single_controller.decorator import Call, Dispatch, Execute, Mo
 from rlhf_runtime.single_controller.worker import RayClassWithInitArgs, Worker
 
 _LAZY = {
+    "HealthMonitor": "health",
     "LocalCluster": "local_cluster",
     "RayResourcePool": "resource_pool",
     "RayWorkerGroup": "worker_group",
@@ -21,6 +22,7 @@ _LAZY = {
     "WorkerFuture": "calls",
     "WorkerGroupView": "worker_group",
     "create_colocated_worker_cls": "colocated",
+    "reserve": "resource_pool",
 }
 
 __all__ = [

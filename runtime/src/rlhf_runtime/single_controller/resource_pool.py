@@ -1,16 +1,18 @@
 """Resource pools: placement groups that are checked against the cluster before they are made."""
 
+import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
-from rlhf_api.placement import Strategy, capacity, fits
-from rlhf_api.roles import Role
+from rlhf_api.placement import Strategy, capacity, room
 from rlhf_api.runtime_config import WorkerGroup
 
 from rlhf_runtime.errors import PlacementError
+
+logger = logging.getLogger(__name__)
 
 _NODES_SHOWN = 8
 
@@ -23,20 +25,30 @@ _RULES: dict[Strategy, str] = {
 
 
 class RayResourcePool:
-    """Equal bundles, one a worker, held as one placement group.
+    """Equal bundles held as one placement group. `reserve` creates it.
 
     Args:
         name: The group's name, for messages.
         workers: How many bundles.
         bundle: Ray resources of each.
         strategy: How they spread over nodes.
+        fallback: Strategies to take, in this order, where the one before cannot be had.
     """
 
-    def __init__(self, name: str, workers: int, bundle: Mapping[str, float], strategy: Strategy):
+    def __init__(
+        self,
+        name: str,
+        workers: int,
+        bundle: Mapping[str, float],
+        strategy: Strategy,
+        fallback: Sequence[Strategy] = (),
+    ):
         self.name = name
         self.workers = workers
         self.bundle = {key: float(need) for key, need in bundle.items() if need > 0}
-        self.strategy = strategy
+        self._asked = (strategy, *fallback)
+        self._left = list(self._asked)
+        self._given_up: dict[Strategy, str] = {}
         self._group: PlacementGroup | None = None
 
     @property
@@ -44,30 +56,28 @@ class RayResourcePool:
         """Ray's placement group.
 
         Raises:
-            PlacementError: when the pool was not created, or was removed.
+            PlacementError: when the pool was not reserved, or was removed.
         """
         if self._group is None:
-            raise PlacementError(f"placement group `{self.name}`: got none; expected one. Fix: call create() first")
+            raise PlacementError(f"placement group `{self.name}`: got none; expected one. Fix: reserve it first")
         return self._group
 
-    def create(self, timeout_seconds: float) -> None:
-        """Reserve the bundles.
-
-        Raises:
-            PlacementError: when the cluster could never hold them, before anything is made; or when they were not had
-                in time, after the request was withdrawn.
-        """
-        self.check(_cluster_nodes())
-        self.request()
-        self.wait(timeout_seconds, time.monotonic())
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy taken, once the pool is reserved."""
+        return self._left[0]
 
     def check(self, nodes: Mapping[str, Mapping[str, float]]) -> None:
-        """Refuse a group that nodes of these total resources, by address, could never hold.
+        """Give up the strategies under which nodes of these total resources, by address, could never hold the group.
 
         Raises:
-            PlacementError: with need and have per bundle and node.
+            PlacementError: with need and have per bundle and node, when there is no other.
         """
-        if fits(list(nodes.values()), self.bundle, self.workers, self.strategy):
+        capacities = [capacity(node, self.bundle) for node in nodes.values()]
+        never = {strategy: held for strategy in self._left if (held := room(capacities, strategy)) < self.workers}
+        if len(never) < len(self._left):
+            for strategy, held in never.items():
+                self._give_up(strategy, f"room for {held} of {self.workers} bundles on all nodes")
             return
         held = sorted(nodes.items(), key=lambda node: -capacity(node[1], self.bundle))
         have = [
@@ -89,19 +99,36 @@ class RayResourcePool:
     def wait(self, timeout_seconds: float, since: float) -> None:
         """Wait until the bundles are reserved, at most until `timeout_seconds` after the monotonic time `since`.
 
+        Each strategy is given an equal share of the time that is left to it and those after it.
+
         Raises:
-            PlacementError: when they are not in time; the request is withdrawn then.
+            PlacementError: when they are not in time under any; the request is withdrawn then.
         """
-        left = since + timeout_seconds - time.monotonic()
-        if self.placement_group.wait(max(math.ceil(left), 1)):  # Ray counts whole seconds
-            return
-        self.remove()
-        free = ray.available_resources()
-        have = _resources({key: free.get(key, 0.0) for key in self.bundle})
-        raise PlacementError(
-            f"placement group `{self.name}`: got {have} free in the whole cluster after {timeout_seconds:.0f} s; "
-            f"expected room for {self._need}. Fix: wait for other work to end, add nodes, or raise the time-out"
-        )
+        while True:
+            share = (since + timeout_seconds - time.monotonic()) / len(self._left)
+            if self.placement_group.wait(max(math.ceil(share), 1)):  # Ray counts whole seconds
+                return
+            self.remove()
+            free = ray.available_resources()
+            have = _resources({key: free.get(key, 0.0) for key in self.bundle})
+            self._give_up(self.strategy, f"{have} free in the whole cluster after {time.monotonic() - since:.0f} s")
+            self.request()
+
+    def _give_up(self, strategy: Strategy, reason: str) -> None:
+        """Go on with the next strategy, saying so.
+
+        Raises:
+            PlacementError: when there is none, telling why each was given up.
+        """
+        self._given_up[strategy] = reason
+        if self._left == [strategy]:
+            got = "; ".join(f"{name}: {why}" for name, why in self._given_up.items()) if self._asked[1:] else reason
+            raise PlacementError(
+                f"placement group `{self.name}`: got {got}; expected room for {self._need}. "
+                f"Fix: wait for other work to end, add nodes, or raise the time-out"
+            )
+        self._left.remove(strategy)
+        logger.warning("Placement group %s: not %s (%s), trying %s", self.name, strategy, reason, self.strategy)
 
     def remove(self) -> None:
         """Give the bundles back, killing what runs in them."""
@@ -118,11 +145,12 @@ class RayResourcePool:
     @property
     def _need(self) -> str:
         bundles = "bundle" if self.workers == 1 else "bundles"
-        return f"{self.workers} {bundles} of {_resources(self.bundle)} under {self.strategy} ({_RULES[self.strategy]})"
+        strategies = ", else under ".join(f"{strategy} ({_RULES[strategy]})" for strategy in self._asked)
+        return f"{self.workers} {bundles} of {_resources(self.bundle)} under {strategies}"
 
 
 class ResourcePoolManager:
-    """The pools of a job, and which role runs on which.
+    """The pools of a job.
 
     Args:
         groups: The worker groups of the job; each becomes a pool.
@@ -130,40 +158,43 @@ class ResourcePoolManager:
     """
 
     def __init__(self, groups: Sequence[WorkerGroup], timeout_seconds: float):
-        self._groups = list(groups)
         self._timeout = timeout_seconds
         self.pools = {
-            group.name: RayResourcePool(group.name, group.workers, group.bundle, group.strategy) for group in groups
+            group.name: RayResourcePool(group.name, group.workers, group.bundle, group.strategy, group.fallback)
+            for group in groups
         }
 
     def create(self) -> None:
-        """Reserve all pools, or none.
-
-        Raises:
-            PlacementError: naming the first pool that the cluster cannot hold, alone or beside the others.
-        """
-        nodes = _cluster_nodes()
-        for pool in self.pools.values():
-            pool.check(nodes)
-        check_together(list(self.pools.values()), nodes)
-        since = time.monotonic()
-        try:
-            for pool in self.pools.values():
-                pool.request()
-            for pool in self.pools.values():
-                pool.wait(self._timeout, since)
-        except BaseException:
-            self.shutdown()
-            raise
-
-    def pool(self, role: Role) -> RayResourcePool:
-        """The pool that a role runs on."""
-        return self.pools[next(group.name for group in self._groups if role in group.roles)]
+        """Reserve all pools, or none; see `reserve`."""
+        reserve(list(self.pools.values()), self._timeout)
 
     def shutdown(self) -> None:
         """Give all pools back."""
         for pool in self.pools.values():
             pool.remove()
+
+
+def reserve(pools: Sequence[RayResourcePool], timeout_seconds: float) -> None:
+    """Have Ray hold the bundles of all pools, or of none.
+
+    Raises:
+        PlacementError: naming the first pool that the cluster could never hold, alone or beside the others, before
+            anything is made; or that was not had in time, after all requests were withdrawn.
+    """
+    nodes = _cluster_nodes()
+    for pool in pools:
+        pool.check(nodes)
+    check_together(pools, nodes)
+    since = time.monotonic()
+    try:
+        for pool in pools:
+            pool.request()
+        for pool in pools:
+            pool.wait(timeout_seconds, since)
+    except BaseException:
+        for pool in pools:
+            pool.remove()
+        raise
 
 
 def check_together(pools: Sequence[RayResourcePool], nodes: Mapping[str, Mapping[str, float]]) -> None:
