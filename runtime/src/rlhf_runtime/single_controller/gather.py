@@ -1,42 +1,39 @@
 """Waiting for the calls of a group, and telling what went wrong in words.
 
-The first failure ends the wait: ranks that stand in a collective would wait for the failed one. A failure that may only
-follow from another rank's, such as a connection that its peer closed, gives the others a moment to show the cause.
+The first failure ends the wait: ranks that stand in a collective would wait for the failed one. A failure that may
+only follow from another's, such as a connection that its peer closed, is told as that other's: the health monitor knows
+which worker of any group failed first; without it, the other ranks get a moment to show the cause.
 """
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 
 from rlhf_runtime.errors import InfrastructureError, RLHFError
+from rlhf_runtime.single_controller.health import HealthMonitor
+from rlhf_runtime.single_controller.watch import Member, Verdict
 
 _CAUSE_GRACE_SECONDS = 5.0
+_EXIT = re.compile(r"exit code .*?(?= Some common causes|$)|.*(?:OOM|low on memory).*")
+"""What Ray may know of a worker's end beyond that it ended."""
+_PID = re.compile(r"\bpid: (\d+)")
 
 
-@dataclass(frozen=True)
-class Member:
-    """One worker as messages name it."""
-
-    group: str
-    rank: int
-    node: str
-    """Address of its node."""
-    pid: int | None = None
-
-    def __str__(self) -> str:
-        pid = "not started" if self.pid is None else f"pid {self.pid}"
-        return f"group `{self.group}`, rank {self.rank} ({pid} on node {self.node})"
-
-
-def gather(refs: Sequence[ray.ObjectRef], members: Sequence[Member]) -> list[Any]:
+def gather(refs: Sequence[ray.ObjectRef], members: Sequence[Member], health: HealthMonitor | None = None) -> list[Any]:
     """The results of one call a member, in order.
+
+    Args:
+        refs: The calls.
+        members: Whose they are, in the same order.
+        health: Knows what became of any worker.
 
     Raises:
         RLHFError: as a worker raised it, with its plain message.
-        InfrastructureError: naming a worker that died.
+        InfrastructureError: naming the worker whose death or standstill is the cause, whichever group it is in.
         Exception: whatever else a worker raised; the remote traceback is its `__cause__`.
     """
     owners = dict(zip(refs, members, strict=True))
@@ -48,14 +45,22 @@ def gather(refs: Sequence[ray.ObjectRef], members: Sequence[Member]) -> list[Any
             try:
                 results[ref] = ray.get(ref)
             except RayError as error:
-                raise _cause(error, ref, pending, owners) from error
+                raise _cause(error, ref, pending, owners, health) from error
     return [results[ref] for ref in refs]
 
 
 def _cause(
-    error: RayError, ref: ray.ObjectRef, pending: list[ray.ObjectRef], owners: dict[ray.ObjectRef, Member]
+    error: RayError,
+    ref: ray.ObjectRef,
+    pending: list[ray.ObjectRef],
+    owners: dict[ray.ObjectRef, Member],
+    health: HealthMonitor | None,
 ) -> Exception:
-    """What the driver raises for a failure: what the rank raised, or another rank's failure that explains it."""
+    """What the driver raises for a failure: what the rank raised, or another worker's failure that explains it."""
+    if _is_own(error):
+        return _in_words(error, owners[ref])
+    if health is not None and (verdict := health.verdict(_CAUSE_GRACE_SECONDS)):
+        return verdict.error(_what_ray_knows(error, owners[ref], verdict))
     if _is_certain(error):
         return _in_words(error, owners[ref])
     late, _ = ray.wait(pending, num_returns=len(pending), timeout=_CAUSE_GRACE_SECONDS) if pending else ([], [])
@@ -66,6 +71,12 @@ def _cause(
             if _is_certain(other_error):
                 return _in_words(other_error, owners[other])
     return _in_words(error, owners[ref])
+
+
+def _is_own(error: RayError) -> bool:
+    """Whether the worker itself knows what is wrong, and it is nothing that another worker's end could have done."""
+    cause = _innermost(error)
+    return isinstance(cause, RLHFError) and not isinstance(cause, InfrastructureError)
 
 
 def _is_certain(error: RayError) -> bool:
@@ -86,11 +97,19 @@ def _in_words(error: RayError, member: Member) -> Exception:
     cause = _innermost(error)
     if isinstance(cause, Exception) and not isinstance(cause, RayError):
         return cause
-    got = "a dead worker" if cause is error else "a failed call to another worker"
-    return InfrastructureError(
-        f"{member}: got {got} ({_reason(cause)}); expected an answer. Fix: look in the node's logs for what ended it, "
-        f"such as memory running out"
-    )
+    dead = cause is error
+    got = "a dead worker" if dead else "a failed call to another worker"
+    if dead and member.pid is None and (pid := _PID.search(str(error))):
+        member = replace(member, pid=int(pid[1]))
+    return Verdict(member, f"{got} ({_reason(cause)})").error()
+
+
+def _what_ray_knows(error: RayError, member: Member, verdict: Verdict) -> str:
+    """Ray's words for the end of the worker that the verdict names: an exit code, or that Ray ended it for memory."""
+    if isinstance(error, RayTaskError) or (member.group, member.rank) != (verdict.member.group, verdict.member.rank):
+        return ""
+    known = _EXIT.search(_reason(error))
+    return known[0].strip(" .") if known else ""
 
 
 def _reason(error: object) -> str:

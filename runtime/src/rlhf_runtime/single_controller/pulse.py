@@ -1,0 +1,174 @@
+"""The sign of life of a worker: one thread and one connection to the driver's monitor, a line of JSON a second.
+
+    hello  {"token", "rank", "pid", "started", "oom_kills"}
+    beat   {"activity", "since", "collectives", "at", "waits"}     each second
+    bye    {"bye": true}                                           before the process ends itself
+
+What comes between is text: a fatal signal writes its name and the stack straight to the connection. A monitor that
+cannot be reached, or is gone, never harms the worker. Imports neither Ray nor torch.
+"""
+
+import atexit
+import faulthandler
+import json
+import os
+import signal
+import socket
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from types import FrameType
+
+from rlhf_runtime.single_controller.probe import oom_kills, this_process
+
+BEAT_SECONDS = 1.0
+"""From one beat to the next."""
+IO_SECONDS = 5.0
+"""How long a connection or a line may take."""
+
+Activity = tuple[str, float] | None
+"""The method that runs and since when, in seconds since the epoch; None between calls."""
+
+_STDERR = 2
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")})
+_OURS = f"{os.sep}rlhf_runtime{os.sep}"
+_DISTRIBUTED = f"{os.sep}torch{os.sep}distributed{os.sep}"
+_DECORATORS = frozenset({"wrapper", "inner", "decorate_context"})
+
+
+@dataclass(frozen=True)
+class Beacon:
+    """Where a group's workers send their signs of life."""
+
+    host: str
+    """Address of the driver's node."""
+    port: int
+    """Port of the monitor."""
+    token: str
+    """Secret that tells the monitor which group it is."""
+
+
+@dataclass(frozen=True)
+class Beat:
+    """What a worker does."""
+
+    activity: str | None = None
+    """The method that runs."""
+    since: float = 0.0
+    """Since when, in seconds since the epoch on the worker's clock."""
+    collectives: int = 0
+    """How many collectives of its process group it has begun; ranks that wait for others are ahead of them."""
+    at: str = ""
+    """Where its main thread stands outside of libraries, as `file.py:line function`."""
+    waits: str = ""
+    """The function of torch.distributed that one of its threads stands in."""
+
+
+class Pulse:
+    """Sends beats from the process that it is made in, until `stop` or the end of the process.
+
+    Args:
+        beacon: Where to.
+        rank: Rank in the group.
+        activity: What the worker does; called from another thread.
+    """
+
+    def __init__(self, beacon: Beacon, rank: int, activity: Callable[[], Activity]) -> None:
+        self._beacon = beacon
+        self._rank = rank
+        self._activity = activity
+        self._stopped = threading.Event()
+        self._socket: socket.socket | None = None
+        self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
+
+    def start(self) -> None:
+        """Connect and beat in the background."""
+        os.register_at_fork(after_in_child=self._hang_up)
+        atexit.register(self.stop)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take leave, so that the end of this process is not taken for a death by signal."""
+        self._stopped.set()
+        self._thread.join(IO_SECONDS)
+        atexit.unregister(self.stop)
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                self._socket = socket.create_connection((self._beacon.host, self._beacon.port), timeout=IO_SECONDS)
+                self._speak(self._socket)
+            except OSError:
+                self._stopped.wait(BEAT_SECONDS)
+            finally:
+                self._hang_up()
+
+    def _speak(self, connection: socket.socket) -> None:
+        """Beat over one connection until it breaks or the pulse is stopped.
+
+        Its time-out makes the connection one that never blocks, so that a crash is not held up by a monitor that does
+        not read.
+        """
+        process = this_process()
+        hello = {"token": self._beacon.token, "rank": self._rank, "oom_kills": oom_kills()} | asdict(process)
+        _send(connection, hello)
+        faulthandler.enable(file=connection, all_threads=False)
+        faulthandler.register(signal.SIGTERM, file=connection, all_threads=False, chain=True)
+        while True:
+            _send(connection, asdict(beat_of(self._activity())))
+            if self._stopped.wait(BEAT_SECONDS):
+                _send(connection, {"bye": True})
+                return
+
+    def _hang_up(self) -> None:
+        """Close the connection, here or in a forked child, which would keep it open beyond the worker's death."""
+        if self._socket is not None:
+            faulthandler.enable(file=_STDERR, all_threads=False)  # its number may become another file's
+            faulthandler.unregister(signal.SIGTERM)
+            self._socket.close()
+            self._socket = None
+
+
+def beat_of(activity: Activity) -> Beat:
+    """What this process does now."""
+    frames = sys._current_frames()
+    main = frames.get(threading.main_thread().ident or 0)
+    method, since = activity or (None, 0.0)
+    waits = next(filter(None, map(_collective, frames.values())), "")
+    return Beat(method, since, _collectives_begun(), _place(main), waits)
+
+
+def _collectives_begun() -> int:
+    """The count that torch keeps for the default process group; 0 where there is none."""
+    module = sys.modules.get("torch.distributed.distributed_c10d")
+    try:
+        group = module.GroupMember.WORLD  # type: ignore[union-attr]
+        return int(group._get_sequence_number_for_group())
+    except (AttributeError, RuntimeError):
+        return 0
+
+
+def _place(frame: FrameType | None) -> str:
+    """The innermost frame that is no library's."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if _OURS in file or not (file.startswith(_LIBRARIES) or file.startswith("<")):
+            return f"{os.path.basename(file)}:{frame.f_lineno} {frame.f_code.co_name}"
+        frame = frame.f_back
+    return ""
+
+
+def _collective(frame: FrameType | None) -> str:
+    """The innermost function of torch.distributed on a stack."""
+    while frame is not None:
+        name = frame.f_code.co_name
+        if _DISTRIBUTED in frame.f_code.co_filename and name not in _DECORATORS:
+            return name
+        frame = frame.f_back
+    return ""
+
+
+def _send(connection: socket.socket, line: dict[str, object]) -> None:
+    connection.sendall(json.dumps(line).encode() + b"\n")
