@@ -1,6 +1,6 @@
 """The training loop driven in this process, where single parts can be switched off."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +9,7 @@ from rlhf_operator.manifest import read_manifest
 from rlhf_operator.plan import build_plan
 from rlhf_runtime import trainer
 from rlhf_runtime.preflight import preflight
-from rlhf_runtime.report import Report, Sample, Summary
+from rlhf_runtime.report import Report, StepRecord, Summary
 from rlhf_runtime.single_controller import LocalCluster
 from rlhf_runtime.trainer import train
 from rlhf_runtime.types import StepMetrics
@@ -26,8 +26,8 @@ class Kept:
 
     def start(self, config: RuntimeConfig) -> None: ...
 
-    def step(self, metrics: StepMetrics, samples: Sequence[Sample]) -> None:
-        self.steps.append(metrics)
+    def step(self, record: StepRecord) -> None:
+        self.steps.append(record.metrics)
 
     def close(self, summary: Summary) -> None: ...
 

@@ -46,14 +46,24 @@ def refusal(config) -> list[str]:
 
 
 def test_a_good_config_gives_what_was_loaded(make_config, model_folder):
-    inputs = preflight(make_config(models=models_of(model_folder)))
-    assert len(inputs.prompts) == 100
-    assert inputs.tokenizer.decode(inputs.prompts[0].token_ids) == inputs.prompts[0].text
-    assert inputs.prompts[0].columns == {"answer": "0"}
+    prompts = preflight(make_config(models=models_of(model_folder)))
+    assert len(prompts) == 100
+    assert ascii_tokenizer().decode(prompts[0].token_ids) == prompts[0].text
+    assert prompts[0].columns == {"answer": "0"}
+
+
+def test_something_else_runs_once_the_files_are_checked_and_only_then(make_config, model_folder, tmp_path):
+    (tmp_path / "train.jsonl").write_text("[]\n")
+    calls = []
+    data = {"prompts": {"path": str(tmp_path / "train.jsonl")}}
+    with pytest.raises(InputError):
+        preflight(make_config(models=models_of(model_folder), data=data), meanwhile=lambda: calls.append("early"))
+    preflight(make_config(models=models_of(model_folder)), meanwhile=lambda: calls.append("beside"))
+    assert calls == ["beside"]
 
 
 def test_random_models_need_no_folder(make_config):
-    assert len(preflight(make_config()).prompts) == 100
+    assert len(preflight(make_config())) == 100
 
 
 def test_what_is_cheap_to_know_is_told_at_once_and_before_torch(make_config, tmp_path):

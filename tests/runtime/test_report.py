@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 from rich.console import Console
 from rlhf_api import RuntimeConfig
-from rlhf_runtime.report import Report, Sample, sinks_of, summarize
+from rlhf_runtime.report import Report, Sample, StepRecord, sinks_of, summarize
 from rlhf_runtime.report.console import TerminalView, sparkline
 from rlhf_runtime.report.curves import draw
+from rlhf_runtime.single_controller.calls import Span
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 REWARDS = st.lists(st.floats(-100, 100), min_size=15, max_size=40)
@@ -42,6 +43,14 @@ def rows_of(rewards: list[float]) -> list[dict]:
     return [metrics_of(index, reward_mean=reward) for index, reward in enumerate(rewards, start=1)]
 
 
+def spans_of(step: int) -> list[Span]:
+    return [
+        Span("actor/training", "policy", "update", 0, step + 0.25, step + 0.75),
+        Span("actor/training", "policy", "update", 1, step + 0.25, step + 0.5),
+        Span("rollout", None, "generate", 0, step + 0.0, step + 0.25),
+    ]
+
+
 SAMPLES = [Sample(f"{index}+1=", "1\x1b[31m2\n", 0.5, 3) for index in range(6)]
 
 
@@ -54,7 +63,8 @@ def finished(make_config, tmp_path_factory):
         report = Report(config, sinks_of(config))
         report.start()
         for step in range(1, 13):
-            report.step(metrics_of(step, reward_mean=step / 10, value_loss=math.nan if step == 5 else 0.3), SAMPLES)
+            metrics = metrics_of(step, reward_mean=step / 10, value_loss=math.nan if step == 5 else 0.3)
+            report.step(StepRecord(metrics, SAMPLES[:2], spans_of(step)))
         summary = report.close()
     return folder, summary, output.getvalue()
 
@@ -72,6 +82,20 @@ def test_samples_are_kept_as_they_are(finished):
     rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
     assert len(rows) == 2 * 12
     assert rows[3] == {"step": 2, "prompt": "1+1=", "response": "1\x1b[31m2\n", "score": 0.5, "weight_version": 3}
+
+
+def test_the_timeline_has_a_track_a_worker(finished):
+    folder, _, _ = finished
+    events = json.loads((folder / "timeline.json").read_text())
+    names = {event["pid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert sorted(names.values()) == ["actor/training", "rollout"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert len(spans) == 3 * 12
+    assert [(names[s["pid"]], s["tid"], s["name"], s["ts"], s["dur"]) for s in spans if s["args"] == {"step": 2}] == [
+        ("actor/training", 0, "policy.update", 2_250_000, 500_000),
+        ("actor/training", 1, "policy.update", 2_250_000, 250_000),
+        ("rollout", 0, "generate", 2_000_000, 250_000),
+    ]
 
 
 def test_tensorboard_reads_what_was_written(finished):
@@ -125,18 +149,18 @@ def test_only_what_is_asked_for_is_written(make_config, tmp_path):
     config = make_config(runDir=str(tmp_path), observability={"samplesPerStep": 0, "tensorboard": False})
     report = Report(config, sinks_of(config))
     report.start()
-    report.step(metrics_of(1), SAMPLES)
+    report.step(StepRecord(metrics_of(1), SAMPLES, []))
     report.close()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["curves.png", "metrics.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["curves.png", "metrics.jsonl", "timeline.json"]
 
 
 def test_lines_are_on_the_disk_before_the_next_step(make_config, tmp_path):
     config = make_config(runDir=str(tmp_path))
     report = Report(config, sinks_of(config))
     report.start()
-    report.step(metrics_of(1), SAMPLES)
+    report.step(StepRecord(metrics_of(1), SAMPLES, []))
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["step"] == 1
-    assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == 4
+    assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == 6
 
 
 def test_a_run_without_a_step_says_so(make_config, tmp_path, capsys):
@@ -157,7 +181,7 @@ def test_a_sink_that_fails_to_close_keeps_none_open(make_config):
 
         def start(self, config: RuntimeConfig) -> None: ...
 
-        def step(self, metrics: dict, samples: list) -> None: ...
+        def step(self, record: StepRecord) -> None: ...
 
         def close(self, summary: object) -> None:
             closed.append(self.name)
@@ -266,16 +290,16 @@ def test_a_sparkline_fits_and_shows_its_highest_and_lowest(values):
 VIEW = """
 import json, signal, sys
 from rlhf_api import RuntimeConfig
-from rlhf_runtime.report import Report, Sample, sinks_of
+from rlhf_runtime.report import Report, Sample, StepRecord, sinks_of
 config = RuntimeConfig.parse(json.loads(sys.argv[1]))
 report = Report(config, sinks_of(config))
 report.start()
 try:
     for step in range(1, 9):
         print(f"a library prints {step}")
-        report.step({"step": step, "reward_mean": step / 10, "kl": 0.5, "entropy": 4.0, "tokens_per_second": 820.0,
-                     "time/rollout": 0.8, "time/step": 1.0, "weight_version": step, "sync_path": "shm"},
-                    [Sample("7+5=", "evil\\x1b]0;title\\x07", 0.5, 1)])
+        metrics = {"step": step, "reward_mean": step / 10, "kl": 0.5, "entropy": 4.0, "tokens_per_second": 820.0,
+                   "time/rollout": 0.8, "time/step": 1.0, "weight_version": step, "sync_path": "shm"}
+        report.step(StepRecord(metrics, [Sample("7+5=", "evil\\x1b]0;title\\x07", 0.5, 1)], []))
     signal.raise_signal(signal.SIGINT)
 finally:
     report.close()
@@ -331,7 +355,7 @@ def test_a_dumb_terminal_sees_plain_lines(make_config, monkeypatch):
     output = StringIO()
     view = TerminalView(Console(file=output, force_terminal=True))
     view.start(make_config())
-    view.step(metrics_of(2), [])
+    view.step(StepRecord(metrics_of(2), [], []))
     view.close(summarize(rows_of([0.1] * 2), 12))
     assert output.getvalue().startswith("step 2/12  reward 0.231")
     assert "\x1b[" not in output.getvalue()
@@ -343,7 +367,7 @@ def test_the_view_fits_the_width(make_config, columns):
     view = TerminalView(console)
     view.start(make_config())
     for step in range(1, 4):
-        view.step(metrics_of(step), [Sample("p" * 500, "r" * 500, 0.5, 1)])
+        view.step(StepRecord(metrics_of(step), [Sample("p" * 500, "r" * 500, 0.5, 1)], []))
     view.close(summarize(rows_of([0.1] * 3), 12))
     frames = plain(console.file.getvalue()).split("Finished")[0]
     assert max(len(line.strip("\r")) for line in frames.splitlines()) <= columns

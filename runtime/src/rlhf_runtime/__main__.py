@@ -131,12 +131,12 @@ def _train(config: RuntimeConfig) -> None:
     from rlhf_runtime.preflight import preflight
 
     with ExitStack() as ending:
-        inputs = preflight(config, meanwhile=lambda: _start_ray(config, ending))
+        prompts = preflight(config, meanwhile=lambda: _start_ray(config, ending))
 
         from rlhf_runtime.report import Report, sinks_of
         from rlhf_runtime.trainer import train
 
-        train(config, inputs, Report(config, sinks_of(config)))
+        train(config, prompts, Report(config, sinks_of(config)))
 
 
 def _start_ray(config: RuntimeConfig, ending: ExitStack) -> None:

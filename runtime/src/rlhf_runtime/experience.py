@@ -65,7 +65,7 @@ def step_metrics(
         config: The job.
         trained: Metrics of the updates.
         synced: The sync that ended the step.
-        seconds: Wall time of each phase, and of the whole step as `step`.
+        seconds: Wall time of each phase, of the whole step as `step`, and what `timing.phase_seconds` tells besides.
     """
     columns = batch.batch
     counts = lengths(columns["response_ids"]).float()

@@ -11,7 +11,6 @@ import json
 import math
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -38,39 +37,32 @@ WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.*", "*.tiktoken")
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """What was loaded while it was checked."""
-
-    tokenizer: "PreTrainedTokenizerFast"
-    """The policy's tokenizer."""
-    prompts: "list[Prompt]"
-    """The training prompts, tokenized."""
-
-
-def preflight(config: RuntimeConfig, meanwhile: Callable[[], None] = lambda: None) -> Inputs:
+def preflight(config: RuntimeConfig, meanwhile: Callable[[], None] = lambda: None) -> "list[Prompt]":
     """Check a config against the files, functions and devices of this machine.
 
     Args:
         config: What to check.
         meanwhile: Called in this thread once the first stage found nothing, while the others load large libraries.
 
+    Returns:
+        The training prompts, tokenized.
+
     Raises:
         InputError: with every problem of the first stage that has any.
     """
     rows = _cheap_checks(config)
     with ThreadPoolExecutor(max_workers=1) as threads:
-        inputs = threads.submit(_load_inputs, config, rows)
+        prompts = threads.submit(_load_prompts, config, rows)
         meanwhile()
-        return inputs.result()
+        return prompts.result()
 
 
-def _load_inputs(config: RuntimeConfig, rows: list[Row]) -> Inputs:
+def _load_prompts(config: RuntimeConfig, rows: list[Row]) -> "list[Prompt]":
     tokenizer = _model_checks(config)
 
     from rlhf_runtime.data import tokenize
 
-    return Inputs(tokenizer, tokenize(rows, tokenizer, config.data.max_prompt_length))
+    return tokenize(rows, tokenizer, config.data.max_prompt_length)
 
 
 class _Problems:

@@ -1,26 +1,28 @@
 """The training loop.
 
-    prompts ─ generate ─ log-probabilities ─ values and rewards ─ advantages ─ update ─ sync ─ next step
-              rollout    policy │ reference   critic │ reward      driver       critic    policy to rollout
-                                                                                policy
+    prompts ─ generate ─ log-probabilities, values, rewards ─ advantages ─ update ─────── sync ─ next step
+              rollout    policy │ reference │ critic │ reward   driver    critic │ policy   policy to rollout
 
-What stands side by side is submitted together and runs at the same time where it runs on different workers.
+What stands side by side is submitted together and runs at the same time where it runs on different workers. The next
+version of the weights begins when all of it has ended.
 """
 
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 from rlhf_api import RuntimeConfig
 
+from rlhf_runtime.balancing import ResponseLengths
 from rlhf_runtime.data import PromptLoader, make_batch
 from rlhf_runtime.experience import add_advantages, step_metrics
-from rlhf_runtime.preflight import Inputs
 from rlhf_runtime.protocol import DataProto
-from rlhf_runtime.report import Report, Sample
-from rlhf_runtime.single_controller import ResourcePoolManager
+from rlhf_runtime.report import Report, Sample, StepRecord
+from rlhf_runtime.single_controller import HealthMonitor, ResourcePoolManager
+from rlhf_runtime.single_controller.calls import Span
+from rlhf_runtime.timing import phase_seconds
+from rlhf_runtime.types import Prompt
 from rlhf_runtime.weight_sync import SyncReport, sync_weights
 from rlhf_runtime.worker_groups import RoleGroups, spawn_worker_groups
 
@@ -29,11 +31,8 @@ PLACEMENT_SECONDS = 300
 
 logger = logging.getLogger(__name__)
 
-SCORED = ("prompt_ids", "response_ids")
-"""Columns that a model scores."""
 
-
-def train(config: RuntimeConfig, inputs: Inputs, report: Report) -> None:
+def train(config: RuntimeConfig, prompts: list[Prompt], report: Report) -> None:
     """Train a config to its end on the Ray that this process is connected to, and report on it.
 
     Raises:
@@ -42,7 +41,7 @@ def train(config: RuntimeConfig, inputs: Inputs, report: Report) -> None:
     with ExitStack() as ending:
         ending.callback(report.close)
         report.start()
-        trainer = Trainer(config, inputs, report)
+        trainer = Trainer(config, prompts, report, ending.enter_context(HealthMonitor()))
         trainer.init_workers()
         trainer.fit()
         trainer.export()
@@ -51,10 +50,11 @@ def train(config: RuntimeConfig, inputs: Inputs, report: Report) -> None:
 class Trainer:
     """The single controller of a run: one driver that commands the worker groups of all roles."""
 
-    def __init__(self, config: RuntimeConfig, inputs: Inputs, report: Report) -> None:
+    def __init__(self, config: RuntimeConfig, prompts: list[Prompt], report: Report, health: HealthMonitor) -> None:
         self.config = config
-        self.prompts = PromptLoader(inputs.prompts, config.data.batch_size, config.seed)
-        self.tokenizer = inputs.tokenizer
+        self.health = health
+        self.prompts = PromptLoader(prompts, config.data.batch_size, config.seed)
+        self.lengths = ResponseLengths(config.data.max_response_length)
         self.report = report
         self.pools = ResourcePoolManager(config.groups, PLACEMENT_SECONDS)
         self.roles: RoleGroups = {}
@@ -66,7 +66,7 @@ class Trainer:
         self.pools.create()
         for group in self.config.groups:
             logger.info("Starting group %s: %d × %s", group.name, group.workers, ", ".join(group.roles))
-        self.roles = spawn_worker_groups(self.config, self.pools)
+        self.roles = spawn_worker_groups(self.config, self.pools, self.health)
         for group in self.roles.values():
             group.wait_ready()
         self.roles["policy"].connect_engines(self.roles["rollout"].workers)
@@ -76,49 +76,46 @@ class Trainer:
     def fit(self) -> None:
         """Run the job's steps; each ends with the new weights in the engines."""
         for step in range(1, self.config.training.steps + 1):
-            clock = PhaseClock()
+            start = time.time()
             batch = make_batch(next(self.prompts), self.config.rollout.samples_per_prompt)
-            with clock.phase("rollout"):
-                batch = self.generate(batch)
-            with clock.phase("logprob"):
-                batch = self.add_log_probs(batch)
-            batch = self.add_values_and_rewards(batch, clock)
+            batch = self.generate(batch)
+            batch = self.evaluate(batch)
             batch = add_advantages(batch, self.config.algorithm)
-            with clock.phase("update"):
-                trained = self.update(batch)
-            with clock.phase("sync"):
-                synced = self.sync(version=step)
-            metrics = step_metrics(step, batch, self.config, trained, synced, clock.seconds())
-            self.report.step(metrics, samples_of(batch, self.config.observability.samples_per_step))
+            trained = self.update(batch)
+            synced = self.sync(version=step)
+            end = time.time()
+            spans = self.take_spans()
+            seconds = phase_seconds(spans, start, end)
+            metrics = step_metrics(step, batch, self.config, trained, synced, seconds)
+            samples = samples_of(batch, self.config.observability.samples_per_step)
+            whole = Span("driver", None, f"step {step}", 0, start, end)
+            self.report.step(StepRecord(metrics, samples, [whole, *spans]))
 
     def generate(self, batch: DataProto) -> DataProto:
-        """Add a response to every prompt, as tokens and as text."""
-        rollout = self.roles["rollout"].generate(batch.select(["prompt_ids", "sample_index"]), self.version).get()
-        texts = self.tokenizer.batch_decode(
-            [row.tolist() for row in rollout.batch["response_ids"].unbind()], skip_special_tokens=True
-        )
-        return batch.union(rollout).union(DataProto.from_dict({}, {"response": texts}))
+        """Add a response to every prompt, as tokens and as text, from the engine that is expected to have time."""
+        prompts = batch.select(["prompt_ids", "sample_index"]).union(self.lengths.forecast(batch))
+        batch = batch.union(self.roles["rollout"].generate(prompts, self.version).get())
+        self.lengths.observe(batch.batch["prompt_index"], batch.batch["response_ids"])
+        return batch
 
-    def add_log_probs(self, batch: DataProto) -> DataProto:
-        """Add the policy's own log-probabilities and the reference's."""
-        tokens = batch.select(SCORED)
-        old = self.roles["policy"].compute_log_probs(tokens)
-        reference = self.roles["reference"].compute_log_probs(tokens)
-        return batch.union(old.get()).union(reference.get())
-
-    def add_values_and_rewards(self, batch: DataProto, clock: "PhaseClock") -> DataProto:
-        """Add the critic's values and the rewards."""
-        values = self.roles["critic"].compute_values(batch.select(SCORED))
-        scores = self.roles["reward"].score(batch.select(["prompt", "response", "columns"]))
-        with clock.phase("value"):
-            batch = batch.union(values.get())
-        with clock.phase("reward"):
-            return batch.union(scores.get())
+    def evaluate(self, batch: DataProto) -> DataProto:
+        """Add the log-probabilities of policy and reference, the critic's values and the rewards, side by side."""
+        tokens = batch.select(["prompt_ids", "response_ids"])
+        answers = [
+            self.roles["policy"].compute_log_probs(tokens),
+            self.roles["reference"].compute_log_probs(tokens),
+            self.roles["critic"].compute_values(tokens),
+            self.roles["reward"].score(batch.select(["prompt", "response", "columns"])),
+        ]
+        for answer in answers:
+            batch = batch.union(answer.get())
+        return batch
 
     def update(self, batch: DataProto) -> dict[str, float]:
-        """Train critic and policy, and return the metrics of both."""
-        critic = self.roles["critic"].update(batch.select([*SCORED, "values", "returns"]))
-        policy = self.roles["policy"].update(batch.select([*SCORED, "old_log_probs", "ref_log_probs", "advantages"]))
+        """Train critic and policy side by side, and return the metrics of both."""
+        tokens = ["prompt_ids", "response_ids"]
+        critic = self.roles["critic"].update(batch.select([*tokens, "values", "returns"]))
+        policy = self.roles["policy"].update(batch.select([*tokens, "old_log_probs", "ref_log_probs", "advantages"]))
         return critic.get()[0] | policy.get()[0]
 
     def sync(self, version: int) -> SyncReport:
@@ -127,30 +124,15 @@ class Trainer:
         self.version = version
         return report
 
+    def take_spans(self) -> list[Span]:
+        """When each worker worked on what since the last time."""
+        return [span for group in self.roles.values() for span in group.take_spans()]
+
     def export(self) -> None:
         """Write the trained policy as a Hugging Face folder into the run folder."""
         folder = Path(self.config.run_dir) / "model"
         self.roles["policy"].export(str(folder))
         logger.info("The trained model is in %s", folder)
-
-
-class PhaseClock:
-    """Wall time of a step's phases. They add up: of work side by side, each counts what it is waited for longer."""
-
-    def __init__(self) -> None:
-        self._start = time.perf_counter()
-        self._seconds: dict[str, float] = {}
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Time what happens inside."""
-        start = time.perf_counter()
-        yield
-        self._seconds[name] = time.perf_counter() - start
-
-    def seconds(self) -> dict[str, float]:
-        """Seconds of each phase, and since the clock was made as `step`."""
-        return {**self._seconds, "step": time.perf_counter() - self._start}
 
 
 def samples_of(batch: DataProto, count: int) -> list[Sample]:

@@ -1,7 +1,7 @@
 """From the plan's groups to worker groups: which class runs a role, and which roles share a process.
 
 Training roles of a group share one process and its GPU. A rollout engine is always a process of its own: beside
-training roles it takes no GPU from Ray and sees that of its sibling. A reward worker computes with Python alone.
+training roles it takes no GPU from Ray and sees those of its siblings. A reward worker computes with Python alone.
 """
 
 from rlhf_api import RuntimeConfig
@@ -9,6 +9,7 @@ from rlhf_api.roles import TORCH_ROLES, Role
 from rlhf_api.runtime_config import WorkerGroup
 
 from rlhf_runtime.single_controller import (
+    HealthMonitor,
     RayClassWithInitArgs,
     RayResourcePool,
     RayWorkerGroup,
@@ -35,7 +36,7 @@ RoleGroups = dict[Role, RayWorkerGroup | WorkerGroupView]
 """What the driver commands a role through."""
 
 
-def spawn_worker_groups(config: RuntimeConfig, pools: ResourcePoolManager) -> RoleGroups:
+def spawn_worker_groups(config: RuntimeConfig, pools: ResourcePoolManager, health: HealthMonitor) -> RoleGroups:
     """Start the workers of every role, side by side; `RayWorkerGroup.wait_ready` waits for them.
 
     An engine that shares a GPU is started when the training roles on it are ready.
@@ -43,20 +44,26 @@ def spawn_worker_groups(config: RuntimeConfig, pools: ResourcePoolManager) -> Ro
     Args:
         config: What each worker is constructed with.
         pools: The created pools, by group name.
+        health: Watches the workers.
     """
     roles: RoleGroups = {}
     for group in config.groups:
-        roles |= _spawn_group(config, group, pools.pools[group.name])
+        roles |= _spawn_group(config, group, pools.pools[group.name], health)
     return roles
 
 
-def _spawn_group(config: RuntimeConfig, group: WorkerGroup, pool: RayResourcePool) -> RoleGroups:
+def _spawn_group(config: RuntimeConfig, group: WorkerGroup, pool: RayResourcePool, health: HealthMonitor) -> RoleGroups:
     init = {role: RayClassWithInitArgs(WORKERS[role], config) for role in group.roles}
     roles: RoleGroups = {}
     training = None
     if shared := {role: init[role] for role in group.roles if role in TORCH_ROLES}:
         training = RayWorkerGroup(
-            pool, create_colocated_worker_cls(shared), name=f"{group.name}/training", device=group.device, num_cpus=1
+            pool,
+            create_colocated_worker_cls(shared),
+            name=f"{group.name}/training",
+            device=group.device,
+            num_cpus=1,
+            health=health,
         )
         roles |= training.spawn(shared)
     if "rollout" in init:
@@ -67,9 +74,17 @@ def _spawn_group(config: RuntimeConfig, group: WorkerGroup, pool: RayResourcePoo
             device=group.device,
             num_cpus=1,
             visible_devices_from=training,
+            bundles_per_worker=group.workers // config.engines,
+            health=health,
         )
     if "reward" in init:
         roles["reward"] = RayWorkerGroup(
-            pool, init["reward"], name=f"{group.name}/reward", device="cpu", num_cpus=1, num_gpus=0
+            pool,
+            init["reward"],
+            name=f"{group.name}/reward",
+            device="cpu",
+            num_cpus=1,
+            num_gpus=0,
+            health=health,
         )
     return roles

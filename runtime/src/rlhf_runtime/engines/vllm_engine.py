@@ -24,12 +24,14 @@ if TYPE_CHECKING:
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 }
-"""Read by vLLM on import: one process an engine, quiet, nothing asked of or told to the network."""
+"""Read by vLLM on import: one process a device, quiet, free to run on any CPU of a node that engines share, nothing
+asked of or told to the network."""
 GIB = 1 << 30
 
 
@@ -47,6 +49,8 @@ class EngineSettings:
     """GiB of KV cache on a CPU."""
     gpu_memory_utilization: float
     """Share of the memory of a GPU."""
+    tensor_parallel_size: int = 1
+    """Devices that the model is spread over, each with a process of its own."""
 
     @classmethod
     def of(cls, config: RuntimeConfig) -> "EngineSettings":
@@ -57,6 +61,7 @@ class EngineSettings:
             max_model_len=config.data.max_prompt_length + config.data.max_response_length,
             kv_cache_gib=config.rollout.kv_cache_gib,
             gpu_memory_utilization=config.rollout.gpu_memory_utilization,
+            tensor_parallel_size=config.rollout.tensor_parallel_size,
         )
 
 
@@ -92,7 +97,8 @@ class VLLMEngine:
             InputError: when vLLM cannot run the model on the device.
         """
         self._llm = _start(model, settings)
-        self._on_cpu = settings.device == "cpu"
+        if settings.device == "cpu":
+            self._llm.collective_rpc("compile_nothing")
         self._version = 0
         self._paused = False
         self.llm.update_weight_version("0")
@@ -131,11 +137,7 @@ class VLLMEngine:
             for seed in seeds
         ]
         requests: list[Any] = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        # vLLM compiles two small functions of its sampler even in eager mode: half a minute, and a C++ compiler, for
-        # nothing on a CPU.
-        stance = "force_eager" if self._on_cpu else "default"
-        with torch.compiler.set_stance(stance):
-            outputs = self._llm.generate(requests, parameters, use_tqdm=False)
+        outputs = self._llm.generate(requests, parameters, use_tqdm=False)
         return [_response(output.outputs[0], version) for output in outputs]
 
     def pause(self) -> None:
@@ -182,7 +184,8 @@ class VLLMEngine:
 
 
 def _start(model: Path, settings: EngineSettings) -> "LLM":
-    os.environ.update(ENVIRONMENT)
+    threads = max(1, torch.get_num_threads() // settings.tensor_parallel_size)
+    os.environ |= ENVIRONMENT | {"OMP_NUM_THREADS": str(threads)}
     # Imported after the environment is set, and only where an engine runs: it takes seconds.
     from transformers import AutoConfig
     from vllm import LLM
@@ -202,6 +205,9 @@ def _start(model: Path, settings: EngineSettings) -> "LLM":
             enforce_eager=on_cpu,
             skip_tokenizer_init=True,
             max_model_len=settings.max_model_len,
+            tensor_parallel_size=settings.tensor_parallel_size,
+            # Left to choose, vLLM would ask Ray for more actors.
+            distributed_executor_backend="mp" if settings.tensor_parallel_size > 1 else "uni",
             generation_config="vllm",
             logprobs_mode="processed_logprobs",
             disable_log_stats=True,

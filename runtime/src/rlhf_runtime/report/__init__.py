@@ -9,12 +9,13 @@ from rlhf_api import RuntimeConfig
 from rlhf_runtime.report.console import TerminalView
 from rlhf_runtime.report.curves import Curves
 from rlhf_runtime.report.jsonl import MetricsFile, SamplesFile, SummaryLine
-from rlhf_runtime.report.sink import Sample, Sink
+from rlhf_runtime.report.sink import Sample, Sink, StepRecord
 from rlhf_runtime.report.summary import Summary, summarize
 from rlhf_runtime.report.tensorboard import TensorBoard
+from rlhf_runtime.report.timeline import Timeline
 from rlhf_runtime.types import StepMetrics
 
-__all__ = ["Report", "Sample", "Sink", "Summary", "sinks_of", "summarize"]
+__all__ = ["Report", "Sample", "Sink", "StepRecord", "Summary", "sinks_of", "summarize"]
 
 
 def sinks_of(config: RuntimeConfig) -> list[Sink]:
@@ -27,6 +28,7 @@ def sinks_of(config: RuntimeConfig) -> list[Sink]:
         Curves(folder / "curves.png"),
         SummaryLine(),
         MetricsFile(folder / "metrics.jsonl"),
+        Timeline(folder / "timeline.json"),
         TerminalView(),
     ]
     if config.observability.samples_per_step:
@@ -51,12 +53,11 @@ class Report:
             sink.start(self._config)
             self._closing.callback(lambda sink=sink: sink.close(self.summary()))
 
-    def step(self, metrics: StepMetrics, samples: Sequence[Sample]) -> None:
-        """Report a finished step; of its samples the first `observability.samplesPerStep` are kept."""
-        self._rows.append(metrics)
-        kept = samples[: self._config.observability.samples_per_step]
+    def step(self, record: StepRecord) -> None:
+        """Report a finished step."""
+        self._rows.append(record.metrics)
         for sink in self._sinks:
-            sink.step(metrics, kept)
+            sink.step(record)
 
     def summary(self) -> Summary:
         """The run up to now."""

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 from rlhf_api import RuntimeConfig
 
-from rlhf_runtime.report.sink import Sample
+from rlhf_runtime.report.sink import Sample, StepRecord
 from rlhf_runtime.report.summary import Summary
 from rlhf_runtime.types import StepMetrics
 
@@ -55,8 +55,9 @@ class TerminalView:
         self._live = Live(self._progress, console=self._console)
         self._live.start()
 
-    def step(self, metrics: StepMetrics, samples: Sequence[Sample]) -> None:
+    def step(self, record: StepRecord) -> None:
         """Show a step."""
+        metrics = record.metrics
         self._rows.append(metrics)
         remaining = self._steps - int(metrics["step"])
         eta = _duration(remaining * _recent_step_seconds(self._rows))
@@ -64,7 +65,7 @@ class TerminalView:
             _write_line(self._console, step_line(metrics, self._steps, eta))
             return
         self._progress.update(self._task, completed=int(metrics["step"]), eta=eta)
-        self._live.update(Group(self._progress, _details(self._rows, samples)))
+        self._live.update(Group(self._progress, _details(self._rows, record.samples)))
 
     def close(self, summary: Summary) -> None:
         """End the view and print the summary."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rlhf_api import RuntimeConfig
 
 from rlhf_runtime.report.console import PHASES
-from rlhf_runtime.report.sink import Sample
+from rlhf_runtime.report.sink import StepRecord
 from rlhf_runtime.report.summary import Summary
 from rlhf_runtime.types import StepMetrics
 
@@ -32,9 +32,9 @@ class Curves:
         """Take the job's name."""
         self._name = config.name
 
-    def step(self, metrics: StepMetrics, samples: Sequence[Sample]) -> None:
+    def step(self, record: StepRecord) -> None:
         """Keep a step."""
-        self._rows.append(metrics)
+        self._rows.append(record.metrics)
 
     def close(self, summary: Summary) -> None:
         """Draw."""

@@ -10,9 +10,8 @@ from typing import TextIO
 
 from rlhf_api import RuntimeConfig
 
-from rlhf_runtime.report.sink import Sample
+from rlhf_runtime.report.sink import StepRecord
 from rlhf_runtime.report.summary import Summary
-from rlhf_runtime.types import StepMetrics
 
 
 class _JsonLines:
@@ -38,17 +37,17 @@ class _JsonLines:
 class MetricsFile(_JsonLines):
     """`metrics.jsonl`: the metrics of a step. What is not finite is written as null, which JSON has a word for."""
 
-    def step(self, metrics: StepMetrics, samples: Sequence[Sample]) -> None:
+    def step(self, record: StepRecord) -> None:
         """Write one line."""
-        self._write([{key: _plain(value) for key, value in metrics.items()}])
+        self._write([{key: _plain(value) for key, value in record.metrics.items()}])
 
 
 class SamplesFile(_JsonLines):
     """`samples.jsonl`: a few responses of each step, to be read."""
 
-    def step(self, metrics: StepMetrics, samples: Sequence[Sample]) -> None:
+    def step(self, record: StepRecord) -> None:
         """Write one line a sample."""
-        self._write([{"step": metrics["step"], **asdict(sample)} for sample in samples])
+        self._write([{"step": record.metrics["step"], **asdict(sample)} for sample in record.samples])
 
 
 class SummaryLine:
@@ -57,7 +56,7 @@ class SummaryLine:
     def start(self, config: RuntimeConfig) -> None:
         """Nothing to open."""
 
-    def step(self, metrics: StepMetrics, samples: Sequence[Sample]) -> None:
+    def step(self, record: StepRecord) -> None:
         """Nothing to say before the end."""
 
     def close(self, summary: Summary) -> None:

@@ -7,6 +7,7 @@ from typing import Protocol
 from rlhf_api import RuntimeConfig
 
 from rlhf_runtime.report.summary import Summary
+from rlhf_runtime.single_controller.calls import Span
 from rlhf_runtime.types import StepMetrics
 
 
@@ -24,14 +25,26 @@ class Sample:
     """Version of the weights that generated it."""
 
 
+@dataclass(frozen=True)
+class StepRecord:
+    """A finished step."""
+
+    metrics: StepMetrics
+    """Its line of `metrics.jsonl`."""
+    samples: Sequence[Sample]
+    """Some of its responses."""
+    spans: Sequence[Span]
+    """Which worker worked on what, and when."""
+
+
 class Sink(Protocol):
     """A place that results go to. `close` is called once after `start`, whether or not the run was finished."""
 
     def start(self, config: RuntimeConfig) -> None:
         """Open it."""
 
-    def step(self, metrics: StepMetrics, samples: Sequence[Sample]) -> None:
-        """Take a finished step: its metrics and the samples that are kept of it."""
+    def step(self, record: StepRecord) -> None:
+        """Take a finished step."""
 
     def close(self, summary: Summary) -> None:
         """Take the summary and close."""

@@ -9,15 +9,13 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from rlhf_api import RuntimeConfig
 
-from rlhf_runtime.report.sink import Sample
+from rlhf_runtime.report.sink import StepRecord
 from rlhf_runtime.report.summary import Summary
-from rlhf_runtime.types import StepMetrics
 
 
 class TensorBoard:
@@ -36,17 +34,17 @@ class TensorBoard:
         self._file = (self._folder / name).open("wb")
         self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
 
-    def step(self, metrics: StepMetrics, samples: Sequence[Sample]) -> None:
+    def step(self, record: StepRecord) -> None:
         """Write the step's numbers."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary as Scalars
 
         values = [
             Scalars.Value(tag=key, simple_value=float(value))
-            for key, value in metrics.items()
+            for key, value in record.metrics.items()
             if key != "step" and isinstance(value, int | float)
         ]
-        self._write(Event(wall_time=time.time(), step=int(metrics["step"]), summary=Scalars(value=values)))
+        self._write(Event(wall_time=time.time(), step=int(record.metrics["step"]), summary=Scalars(value=values)))
 
     def close(self, summary: Summary) -> None:
         """Close the file."""

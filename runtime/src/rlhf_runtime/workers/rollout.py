@@ -6,23 +6,25 @@ from typing import Any, ClassVar
 import torch
 from rlhf_api.runtime_config import RuntimeConfig
 
+from rlhf_runtime.balancing import BALANCED
 from rlhf_runtime.engines.vllm_engine import EngineSettings, Sampling, VLLMEngine
 from rlhf_runtime.models import load_tokenizer, model_folder, stop_token_ids
 from rlhf_runtime.protocol import DataProto
 from rlhf_runtime.ragged import ragged
 from rlhf_runtime.single_controller.decorator import Dispatch, register
 from rlhf_runtime.single_controller.worker import Worker
+from rlhf_runtime.weight_sync.client import root_cause
 from rlhf_runtime.weight_sync.verify import ReceivedWeights
 
 
 class RolloutWorker(Worker):
     """One vLLM engine.
 
-    The methods from `init_weight_transfer_engine` to `finish_weight_update` have the names that vLLM's own
-    `RayVLLMWeightSyncClient` calls on an actor; the policy's first rank calls them, not the driver.
+    The policy's first rank calls `transfer_weights`, not the driver.
     """
 
     needs_process_group: ClassVar[bool] = False
+    env_allow_list: ClassVar[tuple[str, ...]] = (*Worker.env_allow_list, "VLLM_*")
 
     def __init__(self, config: RuntimeConfig) -> None:
         """Start the engine on the policy's first weights.
@@ -31,15 +33,16 @@ class RolloutWorker(Worker):
             InputError: when vLLM cannot run the model on the device.
         """
         folder = model_folder(config, "policy")
+        self._tokenizer = load_tokenizer(folder)
         self._seed = config.seed
         self._sampling = Sampling(
             temperature=config.rollout.temperature,
             max_tokens=config.data.max_response_length,
-            stop_token_ids=stop_token_ids(folder, load_tokenizer(folder)),
+            stop_token_ids=stop_token_ids(folder, self._tokenizer),
         )
         self._engine = VLLMEngine(folder, EngineSettings.of(config))
 
-    @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    @register(BALANCED, blocking=False)
     def generate(self, batch: DataProto, version: int) -> DataProto:
         """One response a row.
 
@@ -49,7 +52,8 @@ class RolloutWorker(Worker):
             version: The version of the weights that the trainer allows.
 
         Returns:
-            `response_ids` ragged [B, R*] int64, `rollout_log_probs` ragged [B, R*] float32, `weight_version` [B] int64.
+            `response_ids` ragged [B, R*] int64, `rollout_log_probs` ragged [B, R*] float32, `weight_version` [B] int64
+            and the non-tensor `response` [B] str.
 
         Raises:
             WeightSyncError: when the engine is paused or holds another version.
@@ -57,12 +61,14 @@ class RolloutWorker(Worker):
         prompts = [row.tolist() for row in batch.batch["prompt_ids"].unbind()]
         seeds = [sample_seed(self._seed, version, index) for index in batch.batch["sample_index"].tolist()]
         responses = self._engine.generate(prompts, seeds, self._sampling, version)
+        texts = self._tokenizer.batch_decode([r.token_ids for r in responses], skip_special_tokens=True)
         return DataProto.from_dict(
             {
                 "response_ids": ragged([torch.tensor(r.token_ids, dtype=torch.int64) for r in responses]),
                 "rollout_log_probs": ragged([torch.tensor(r.log_probs, dtype=torch.float32) for r in responses]),
                 "weight_version": torch.full((len(responses),), version, dtype=torch.int64),
-            }
+            },
+            {"response": texts},
         )
 
     @register(Dispatch.ONE_TO_ALL)
@@ -89,21 +95,19 @@ class RolloutWorker(Worker):
         """The record of the last update, one a worker of the engine."""
         return self._engine.received_weights()
 
-    def init_weight_transfer_engine(self, request: Any) -> None:
-        """Join the trainer's transport, as a `WeightTransferInitRequest` says."""
-        self._engine.llm.init_weight_transfer_engine(request)
+    def transfer_weights(self, step: str, info: dict[str, Any] | None) -> None:
+        """One step of vLLM's weight transfer, on every worker of the engine.
 
-    def start_weight_update(self) -> None:
-        """Begin an update."""
-        self._engine.llm.start_weight_update()
+        Args:
+            step: The method of vLLM's worker, such as `start_weight_update`.
+            info: Its argument, if it takes one.
 
-    def update_weights(self, request: Any) -> None:
-        """Load one part of an update, a `WeightTransferUpdateRequest`."""
-        self._engine.llm.update_weights(request)
-
-    def finish_weight_update(self) -> None:
-        """End an update."""
-        self._engine.llm.finish_weight_update()
+        Raises:
+            WeightSyncError: when a worker failed in it.
+        """
+        answers = self._engine.llm.collective_rpc("attempt_transfer", args=(step, info))
+        if error := root_cause(answer for answer in answers if answer is not None):
+            raise error
 
 
 def sample_seed(seed: int, version: int, sample_index: int) -> int:

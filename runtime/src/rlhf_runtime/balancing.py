@@ -1,0 +1,83 @@
+"""Prompts balanced over rollout engines by the work that they are expected to be.
+
+    ResponseLengths.forecast -> `expected_tokens` -> BALANCED: longest first, each to the engine with the least to do
+
+What is sampled for a row depends on its own seed, not on its engine, so balancing changes when a response is there and
+never what it says.
+"""
+
+import heapq
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from rlhf_runtime.protocol import DataProto
+from rlhf_runtime.ragged import lengths
+from rlhf_runtime.single_controller.decorator import Call, Mode, PerRank, Shared
+
+
+class ResponseLengths:
+    """What is known of how long responses get, to be asked before a rollout and told after it.
+
+    Args:
+        longest: Tokens of the longest response, which is expected as long as nothing is known.
+    """
+
+    def __init__(self, longest: int) -> None:
+        self._mean = float(longest)
+        self._by_prompt: dict[int, float] = {}
+
+    def forecast(self, batch: DataProto) -> DataProto:
+        """`expected_tokens`, [B] float32: the prompt's, and as many as its last responses had on average.
+
+        A prompt that was not seen yet is expected to get a response of the last step's mean length.
+
+        Args:
+            batch: `prompt_ids` ragged [B, P*] and `prompt_index` [B].
+        """
+        expected = [self._by_prompt.get(index, self._mean) for index in batch.batch["prompt_index"].tolist()]
+        tokens = lengths(batch.batch["prompt_ids"]) + torch.tensor(expected, dtype=torch.float32)
+        return DataProto.from_dict({"expected_tokens": tokens})
+
+    def observe(self, prompt_index: torch.Tensor, response_ids: torch.Tensor) -> None:
+        """Take the responses, ragged [B, R*], to the prompts of these indices, [B]."""
+        counts = lengths(response_ids).float()
+        self._mean = counts.mean().item()
+        prompts, places = prompt_index.unique(return_inverse=True)
+        sums = torch.zeros(len(prompts)).index_add(0, places, counts)
+        means = sums / torch.bincount(places)
+        self._by_prompt.update(zip(prompts.tolist(), means.tolist(), strict=True))
+
+
+def assign(work: Sequence[float], engines: int) -> list[list[int]]:
+    """The rows of each engine, ascending: the longest first, each to the engine with the least to do.
+
+    No engine gets more than 4/3 of the least that the busiest must get (Graham 1969, longest processing time).
+    """
+    loads = [(0.0, engine) for engine in range(engines)]
+    rows: list[list[int]] = [[] for _ in range(engines)]
+    for row in sorted(range(len(work)), key=lambda row: -work[row]):
+        load, engine = heapq.heappop(loads)
+        rows[engine].append(row)
+        heapq.heappush(loads, (load + work[row], engine))
+    return [sorted(own) for own in rows]
+
+
+def _dispatch(engines: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    batch, *others = args
+    rows = [torch.tensor(own) for own in assign(batch.batch["expected_tokens"].tolist(), engines)]
+    busy = [engine for engine, own in enumerate(rows) if len(own)]
+    chunks = PerRank([batch.select_rows(own) if len(own) else None for own in rows])
+    order = torch.cat([rows[engine] for engine in busy]).argsort()
+    shared = {name: Shared(value) for name, value in kwargs.items()}
+    return Call((chunks, *map(Shared, others)), shared, ranks=busy, plan=order)
+
+
+def _collect(call: Call, results: list[DataProto]) -> DataProto:
+    return DataProto.concat(results).select_rows(call.plan)
+
+
+BALANCED = Mode(_dispatch, _collect)
+"""Rows of the first argument, a `DataProto`, over the ranks by `expected_tokens`, the other arguments whole; the rows
+of the results in the order of the argument's. A rank without rows is not called."""

@@ -1,0 +1,62 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from rlhf_runtime.balancing import BALANCED, ResponseLengths, assign
+from rlhf_runtime.protocol import DataProto
+from rlhf_runtime.ragged import ragged
+
+WORK = st.lists(st.integers(1, 1000), min_size=1, max_size=40)
+
+
+def prompts(lengths: list[int], index: list[int] | None = None) -> DataProto:
+    return DataProto.from_dict(
+        {
+            "prompt_ids": ragged([torch.arange(length) for length in lengths]),
+            "prompt_index": torch.tensor(index or list(range(len(lengths)))),
+        }
+    )
+
+
+def responses(lengths: list[int]) -> torch.Tensor:
+    return ragged([torch.zeros(length, dtype=torch.int64) for length in lengths])
+
+
+@given(work=WORK, engines=st.integers(1, 6))
+def test_every_row_has_one_engine_and_no_engine_much_more_than_its_share(work, engines):
+    rows = assign(work, engines)
+    assert len(rows) == engines
+    assert sorted(row for own in rows for row in own) == list(range(len(work)))
+    assert all(own == sorted(own) for own in rows)
+    loads = [sum(work[row] for row in own) for own in rows]
+    assert max(loads) <= sum(work) / engines + max(work)
+
+
+def test_one_long_response_does_not_wait_behind_short_ones():
+    assert assign([10, 10, 100, 10, 10], 2) == [[2], [0, 1, 3, 4]]
+
+
+@given(work=WORK, engines=st.integers(1, 6))
+def test_what_the_engines_answer_comes_back_in_order_and_idle_ones_are_not_called(work, engines):
+    batch = DataProto.from_dict(
+        {"expected_tokens": torch.tensor(work, dtype=torch.float32), "row": torch.arange(len(work))}
+    )
+    call = BALANCED.dispatch(engines, (batch, 7), {})
+    chunks, version = call.args
+    assert version.value == 7
+    assert len(call.ranks) == min(engines, len(work))
+    answers = [chunks.values[rank].select(["row"]) for rank in call.ranks]
+    assert BALANCED.collect(call, answers).batch["row"].tolist() == list(range(len(work)))
+
+
+def test_unknown_prompts_are_expected_to_get_the_longest_response():
+    batch = prompts([3, 5])
+    assert ResponseLengths(longest=100).forecast(batch).batch["expected_tokens"].tolist() == [103, 105]
+
+
+def test_a_prompt_is_expected_to_get_what_it_got_before_and_a_new_one_the_mean():
+    known = ResponseLengths(longest=100)
+    seen = prompts([1, 1, 1], index=[4, 9, 4])
+    known.observe(seen.batch["prompt_index"], responses([10, 40, 20]))
+    expected = known.forecast(prompts([2, 2, 2], index=[9, 4, 1])).batch["expected_tokens"]
+    assert expected.tolist() == pytest.approx([42, 17, 2 + 70 / 3])
