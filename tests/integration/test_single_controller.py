@@ -151,6 +151,10 @@ class Engine(Worker):
     def environment(self) -> list[str]:
         return [os.environ[name] for name in ("FROM_GROUP", "FROM_CLUSTER", "PYTHONPATH")]
 
+    @register()
+    def names(self) -> set[str]:
+        return set(os.environ)
+
     def plain(self, value: int) -> int:
         return value + 1
 
@@ -163,8 +167,10 @@ class Unready(Engine):
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     nodes = [LocalNode(pool=name, device="cuda", resources={"CPU": 1.0, "GPU": 2.0, name: 1.0}) for name in ("a", "b")]
-    with LocalCluster(nodes, python_path=["/of/rewards"], env_vars={"FROM_CLUSTER": "yes"}):
-        yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SECRET_OF_THE_DRIVER", "hunter2")
+        with LocalCluster(nodes, python_path=["/of/rewards"], env_vars={"FROM_CLUSTER": "yes"}):
+            yield
 
 
 @pytest.fixture(scope="module")
@@ -370,6 +376,18 @@ def test_an_engine_sees_the_devices_of_its_siblings_and_answers_by_handle(
     assert handle == 2
     assert [values[:2] for values in environment] == [["1", "yes"]] * 2
     assert {values[2].split(os.pathsep)[0] for values in environment} == {"/of/rewards"}
+
+
+def test_a_worker_gets_of_the_environment_what_its_class_lets_through(
+    single: RayResourcePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_OF_THE_DRIVER", "yes")  # set after the nodes were started
+    group = RayWorkerGroup(single, RayClassWithInitArgs(Engine))
+    (names,) = group.names()
+    group.shutdown()
+    assert {"NCCL_OF_THE_DRIVER", "PATH", "HOME"} <= names
+    assert "SECRET_OF_THE_DRIVER" in os.environ  # set before them
+    assert "SECRET_OF_THE_DRIVER" not in names
 
 
 def test_a_worker_that_cannot_start_is_told_plainly_and_takes_its_group_along(single: RayResourcePool) -> None:

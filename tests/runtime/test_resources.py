@@ -3,9 +3,12 @@ import logging
 import pytest
 from rlhf_api.runtime_config import LocalNode
 from rlhf_runtime.errors import PlacementError
-from rlhf_runtime.single_controller import RayResourcePool
+from rlhf_runtime.single_controller import RayClassWithInitArgs, RayResourcePool, Worker, create_colocated_worker_cls
+from rlhf_runtime.single_controller.environment import LOCAL_NODE, allowed
 from rlhf_runtime.single_controller.local_cluster import NodeArguments, device_shares, worker_environment
 from rlhf_runtime.single_controller.resource_pool import check_together
+from rlhf_runtime.workers.reward import RewardWorker
+from rlhf_runtime.workers.rollout import RolloutWorker
 
 NODES = {"n1": {"CPU": 2.0, "GPU": 1.0}, "n2": {"CPU": 2.0, "GPU": 1.0}}
 
@@ -88,6 +91,30 @@ def test_made_up_gpus_take_none_of_the_real_ones(visible: str | None) -> None:
     made_up, real = (share["CUDA_VISIBLE_DEVICES"] for share in device_shares(nodes, visible))
     assert len(made_up.split(",")) == 2
     assert real == ("0" if visible is None else visible)
+
+
+def test_secrets_stay_with_the_driver() -> None:
+    environment = dict.fromkeys(("PATH", "HOME", "PYTHONPATH", "LD_LIBRARY_PATH", "XDG_CACHE_HOME", "TMPDIR"), "x")
+    environment |= dict.fromkeys(("RAY_TMPDIR", "VIRTUAL_ENV", "LANG", "UV_CACHE_DIR", "CUDA_VISIBLE_DEVICES"), "x")
+    secrets = dict.fromkeys(("WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "UV_INDEX_PASSWORD"), "x")
+    tuning = dict.fromkeys(("NCCL_DEBUG", "HF_HUB_OFFLINE", "OMP_PROC_BIND"), "x")
+    engine = {"VLLM_LOGGING_LEVEL": "x"}
+    everything = environment | secrets | tuning | engine
+
+    assert allowed(everything, LOCAL_NODE) == environment
+    assert allowed(everything, RewardWorker.env_allow_list) == tuning
+    assert allowed(everything, RolloutWorker.env_allow_list) == tuning | engine
+
+
+def test_roles_of_one_process_let_through_what_each_of_them_does() -> None:
+    class First(Worker):
+        env_allow_list = ("A_*", "B")
+
+    class Second(Worker):
+        env_allow_list = ("B", "C")
+
+    init = create_colocated_worker_cls({"first": RayClassWithInitArgs(First), "second": RayClassWithInitArgs(Second)})
+    assert init.cls.env_allow_list == ("A_*", "B", "C")
 
 
 def test_python_path_goes_before_the_inherited_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ def create_colocated_worker_cls(roles: Mapping[str, RayClassWithInitArgs]) -> Ra
     attributes = {
         "role_classes": {role: spec.cls for role, spec in roles.items()},
         "needs_process_group": any(spec.cls.needs_process_group for spec in roles.values()),
+        "env_allow_list": tuple(dict.fromkeys(name for spec in roles.values() for name in spec.cls.env_allow_list)),
     }
     name = "".join(role.capitalize() for role in roles) + "Worker"
     return RayClassWithInitArgs(type(name, (ColocatedWorker,), attributes), dict(roles))

@@ -18,6 +18,7 @@ from rlhf_api.pools import Device
 from rlhf_api.runtime_config import LocalNode
 
 from rlhf_runtime.errors import InfrastructureError
+from rlhf_runtime.single_controller.environment import LOCAL_NODE, allowed
 
 _OBJECT_STORE_BYTES = 256 * 2**20
 """Most memory of a local node's object store; what does not fit goes to disk."""
@@ -71,7 +72,8 @@ class LocalCluster:
     """A connection to Ray, and the nodes behind it where they were started here. A context manager.
 
     Args:
-        nodes: Nodes to start on this machine; none joins the cluster that is there.
+        nodes: Nodes to start on this machine; none joins the cluster that is there. Of this process' environment they
+            have what `environment.LOCAL_NODE` names.
         python_path: Folders put on the workers' path.
         env_vars: Environment of all workers.
     """
@@ -98,7 +100,7 @@ class LocalCluster:
         if self._environment:
             options["runtime_env"] = {"env_vars": self._environment}
         try:
-            with _own_signal_handlers():
+            with _own_signal_handlers(), _filtered_environment():
                 self._connect(options)
         except (ConnectionError, OSError, RuntimeError, ValueError) as error:
             self.shutdown()
@@ -165,6 +167,18 @@ def _own_signal_handlers() -> Iterator[None]:
         ray._private.utils.set_sigterm_handler = install
         for signum, handler in handlers.items():
             signal.signal(signum, handler)
+
+
+@contextmanager
+def _filtered_environment() -> Iterator[None]:
+    """Start Ray's processes with the allowed part of this one's environment, which other threads may be reading."""
+    services = ray._private.services
+    start = services.ConsolePopen
+    services.ConsolePopen = lambda *args, env, **options: start(*args, env=allowed(env, LOCAL_NODE), **options)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = start
 
 
 def _start_arguments(node: NodeArguments) -> dict[str, Any]:

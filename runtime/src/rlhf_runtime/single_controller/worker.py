@@ -62,6 +62,12 @@ class Worker:
     needs_process_group: ClassVar[bool] = True
     """Whether the ranks talk to each other through torch.distributed."""
 
+    env_allow_list: ClassVar[tuple[str, ...]] = (
+        *("CUDA_LAUNCH_BLOCKING", "GLOO_*", "NCCL_*", "OMP_*", "PYTORCH_*", "TORCH_*"),
+        *("HF_HOME", "HF_HUB_*", "HF_DATASETS_*", "HF_ENDPOINT"),
+    )
+    """Glob patterns of the driver's environment variables that reach the workers; all others, secrets too, do not."""
+
     seat: Seat = Seat()
     """Where this worker stands."""
 

@@ -7,6 +7,7 @@ The start is submitted as a whole and not waited for, so that groups start besid
 their handles.
 """
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -29,6 +30,7 @@ from rlhf_runtime.single_controller.decorator import (
     mode_of,
     registered_methods,
 )
+from rlhf_runtime.single_controller.environment import allowed
 from rlhf_runtime.single_controller.gather import Member, gather
 from rlhf_runtime.single_controller.host import Answer, hosted
 from rlhf_runtime.single_controller.resource_pool import RayResourcePool, node_addresses
@@ -48,7 +50,7 @@ class RayWorkerGroup:
         device: `cpu` or `cuda`; obeyed, never guessed.
         num_cpus: Ray CPUs that each worker takes out of its bundle.
         num_gpus: Ray GPUs that each worker takes out of its bundle; default all of them.
-        env_vars: Environment of the workers.
+        env_vars: Environment of the workers, beside what the class lets through of the driver's.
         visible_devices_from: A group on the same pool whose GPUs the workers see, bundle by bundle, without taking any
             of their own (the hybrid engine).
         bundles_per_worker: Neighbouring bundles of one node that a worker holds. It takes its resources out of the
@@ -80,7 +82,7 @@ class RayWorkerGroup:
         gpus = pool.bundle.get("GPU", 0.0) if num_gpus is None else num_gpus
         bundle_nodes = pool.bundle_nodes
         seats = seat_workers(self.name, bundle_nodes, device, bundles_per_worker)
-        environments = [dict(env_vars or {}) for _ in seats]
+        environments = [allowed(os.environ, self.cls.env_allow_list) | dict(env_vars or {}) for _ in seats]
         if visible_devices_from is not None:
             gpus = 0.0
             shown = self._siblings(visible_devices_from, bundles_per_worker)
