@@ -2,11 +2,12 @@
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
 
+from rlhf_runtime.single_controller.pulse import Activity, Beacon, Pulse
 from rlhf_runtime.single_controller.worker import Rendezvous, Seat, Worker
 
 
@@ -23,11 +24,12 @@ def hosted(cls: type[Worker]) -> type[Worker]:
     """The worker class as an actor, whose own `__init__` runs once its seat and process group are there."""
 
     class Host(cls):  # type: ignore[misc, valid-type]
-        activity: tuple[str, float] | None = None
-        """Method that runs now, and since when, in seconds since the epoch."""
+        activity: Activity = None
 
-        def __init__(self, seat: Seat, timeout_seconds: float):
-            self.seat = seat
+        def __init__(self, seat: Seat, timeout_seconds: float, beacon: Beacon | None):
+            if beacon is not None:
+                Pulse(beacon, seat.rank, lambda: self.activity).start()
+            self.seat = replace(seat, address=ray.util.get_node_ip_address())
             self._host_rendezvous = Rendezvous(seat, timeout_seconds)
             self._host_rendezvous.prepare_environment()
 
@@ -44,6 +46,7 @@ def hosted(cls: type[Worker]) -> type[Worker]:
             return self._host_rendezvous.open_store(ray.util.get_node_ip_address())
 
         def host_join(self, entered: int, address: tuple[str, int]) -> None:
+            self.activity = ("join", time.time())
             self._host_rendezvous.join(address)
 
         def host_construct(self, joined: int | None, *args: Any, **kwargs: Any) -> None:
@@ -56,7 +59,7 @@ def hosted(cls: type[Worker]) -> type[Worker]:
             *role, method = path
             target = self.worker_of(*role) if role else self
             start = time.time()
-            self.activity = (method, start)
+            self.activity = (".".join(path), start)
             try:
                 return Answer(getattr(target, method)(*args, **kwargs), start, time.time())
             finally:

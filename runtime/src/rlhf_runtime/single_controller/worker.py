@@ -33,6 +33,8 @@ class Seat:
     """The group's workers on the same node."""
     device: str = "cpu"
     """`cpu` or `cuda`."""
+    address: str = "127.0.0.1"
+    """Address of its node, as other nodes reach it."""
 
 
 def assign_seats(group: str, bundle_nodes: Sequence[str], device: str) -> list[tuple[Seat, int]]:

@@ -31,10 +31,13 @@ from rlhf_runtime.single_controller.decorator import (
     registered_methods,
 )
 from rlhf_runtime.single_controller.environment import allowed
-from rlhf_runtime.single_controller.gather import Member, gather
+from rlhf_runtime.single_controller.gather import gather
+from rlhf_runtime.single_controller.health import HealthMonitor
 from rlhf_runtime.single_controller.host import Answer, hosted
+from rlhf_runtime.single_controller.pulse import Beacon
 from rlhf_runtime.single_controller.resource_pool import RayResourcePool, node_addresses
 from rlhf_runtime.single_controller.seating import seat_workers
+from rlhf_runtime.single_controller.watch import Member
 from rlhf_runtime.single_controller.worker import RayClassWithInitArgs, Worker
 
 _INLINE = (bool, int, float, type(None), ray.ObjectRef, ActorHandle)
@@ -57,6 +60,7 @@ class RayWorkerGroup:
             first and sees the devices of the siblings on all of them, as an engine with tensor parallelism has to.
         name: Name for messages; default the pool's.
         timeout_seconds: How long ranks wait for each other, at the start and in collectives.
+        health: Told of the workers, so that one that dies or stands still is named and ends all.
     """
 
     def __init__(
@@ -72,12 +76,15 @@ class RayWorkerGroup:
         bundles_per_worker: int = 1,
         name: str | None = None,
         timeout_seconds: float = 600.0,
+        health: HealthMonitor | None = None,
     ):
         self.name = name or pool.name
         self.cls = ray_cls_with_init.cls
         self._pool = pool
         self._workers: list[ActorHandle] = []
         self._ready = False
+        self._health = health
+        self._beacon: Beacon | None = None
         self._spans: list[Span] = []
         gpus = pool.bundle.get("GPU", 0.0) if num_gpus is None else num_gpus
         bundle_nodes = pool.bundle_nodes
@@ -88,14 +95,22 @@ class RayWorkerGroup:
             shown = self._siblings(visible_devices_from, bundles_per_worker)
             environments = [own | devices for own, devices in zip(environments, shown, strict=True)]
         addresses = node_addresses()
-        self._members = [Member(self.name, seat.rank, addresses[bundle_nodes[held[0]]]) for seat, held in seats]
+        roles = tuple(self.cls.role_classes) if issubclass(self.cls, ColocatedWorker) else ()
+        nodes = [bundle_nodes[held[0]] for _, held in seats]
+        self._members = [
+            Member(self.name, seat.rank, addresses[node], node_id=node, roles=roles)
+            for (seat, _), node in zip(seats, nodes, strict=True)
+        ]
+        if health is not None:
+            patience = timeout_seconds if self.cls.needs_process_group else None
+            self._beacon = health.watch(self._members, patience, partial(_kill, self._workers))
         actor = ray.remote(num_cpus=num_cpus, num_gpus=gpus)(hosted(self.cls))
         try:
             for (seat, held), environment in zip(seats, environments, strict=True):
                 options: dict[str, Any] = {"runtime_env": {"env_vars": environment}} if environment else {}
                 strategy = PlacementGroupSchedulingStrategy(pool.placement_group, held[0])
                 self._workers.append(
-                    actor.options(scheduling_strategy=strategy, **options).remote(seat, timeout_seconds)
+                    actor.options(scheduling_strategy=strategy, **options).remote(seat, timeout_seconds, self._beacon)
                 )
             self._start(ray_cls_with_init)
         except BaseException:
@@ -112,7 +127,7 @@ class RayWorkerGroup:
             return [{} for _ in range(self._pool.workers // bundles_per_worker)]
         # vLLM takes what is free of a GPU while it starts, so the sibling's model has to be there before.
         group.wait_ready()
-        devices: list[str] = gather(group._submit("host_devices", Call((), {})), group._members)
+        devices: list[str] = gather(group._submit("host_devices", Call((), {})), group._members, group._health)
         shown = [devices[at : at + bundles_per_worker] for at in range(0, len(devices), bundles_per_worker)]
         return [
             {"CUDA_VISIBLE_DEVICES": ",".join(dict.fromkeys(held)), "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
@@ -137,9 +152,9 @@ class RayWorkerGroup:
         if self._ready:
             return
         try:
-            pids = gather(self._entered, self._members)
+            pids = gather(self._entered, self._members, self._health)
             self._members = [replace(member, pid=pid) for member, pid in zip(self._members, pids, strict=True)]
-            gather(self._constructed, self._members)
+            gather(self._constructed, self._members, self._health)
         except BaseException:
             self.shutdown()
             raise
@@ -165,8 +180,9 @@ class RayWorkerGroup:
 
     def shutdown(self) -> None:
         """Kill the workers. Their pool stays."""
-        for worker in self._workers:
-            ray.kill(worker)
+        if self._health is not None and self._beacon is not None:
+            self._health.forget(self._beacon)
+        _kill(self._workers)
         self._workers = []
 
     def async_run_method_batch(
@@ -203,7 +219,7 @@ class RayWorkerGroup:
         """Wait for a call, keep its spans, and make its results one."""
         self.wait_ready()
         ranks = self._ranks(call)
-        answers: list[Answer] = gather(refs, [self._members[rank] for rank in ranks])
+        answers: list[Answer] = gather(refs, [self._members[rank] for rank in ranks], self._health)
         *role, method = path
         self._spans += [
             Span(self.name, role[0] if role else None, method, rank, answer.start, answer.end)
@@ -273,6 +289,11 @@ def _attach(target: object, cls: type[Worker], group: RayWorkerGroup, *role: str
         if hasattr(target, method):
             raise ValueError(f"{cls.__name__}.{method}: got a name that worker groups use; expected another")
         setattr(target, method, partial(group._call, (*role, method), registration))
+
+
+def _kill(workers: Sequence[ActorHandle]) -> None:
+    for worker in tuple(workers):
+        ray.kill(worker)
 
 
 def _sent(argument: Shared | PerRank, ranks: Sequence[int]) -> list[Any]:
