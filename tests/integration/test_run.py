@@ -19,18 +19,22 @@ RLHF = Path(sys.executable).parent / "rlhf"
 METRICS = {
     "step", "reward_mean", "kl", "entropy", "policy_loss", "value_loss", "explained_variance", "clip_fraction",
     "weight_version", "sync_path", "response_tokens", "tokens_per_second", "time/rollout", "time/logprob", "time/value",
-    "time/reward", "time/update", "time/sync", "sync_bytes",
+    "time/reward", "time/update", "time/sync", "time/driver", "sync_bytes", "object_store_bytes",
 }  # fmt: skip
 yaml = ruamel.yaml.YAML(typ="safe", pure=True)
 
 
-def quickstart() -> dict:
-    return yaml.load((EXAMPLES / "01-quickstart.yaml").read_text())
+TRANSPORTS = {"01-quickstart": "shm", "02-disaggregated": "gloo"}
+"""How weights reach the engines, by example."""
 
 
-def small(steps: int) -> dict:
-    """The quickstart with fewer and smaller steps."""
-    job = quickstart()
+def example(name: str) -> dict:
+    return yaml.load((EXAMPLES / f"{name}.yaml").read_text())
+
+
+def small(steps: int, name: str = "01-quickstart") -> dict:
+    """An example with fewer and smaller steps."""
+    job = example(name)
     job["spec"]["training"]["steps"] = steps
     job["spec"]["data"] |= {"batchSize": 8, "maxResponseLength": 8}
     job["spec"]["algorithm"]["ppo"].pop("miniBatchSize", None)
@@ -42,6 +46,7 @@ class Run:
 
     def __init__(self, folder: Path, job: dict) -> None:
         self.folder = folder
+        self.name = job["metadata"]["name"]
         self.mark = f"RLHF_TEST_MARK={uuid.uuid4().hex}"
         name, value = self.mark.split("=")
         with (folder / "job.yaml").open("w") as file:
@@ -74,6 +79,10 @@ class Run:
         return "".join(self.output)
 
     @property
+    def results(self) -> Path:
+        return self.folder / "runs" / self.name
+
+    @property
     def metrics(self) -> list[dict]:
         return self._lines("metrics.jsonl")
 
@@ -86,8 +95,7 @@ class Run:
         return json.loads(next(line for line in reversed(self.text.splitlines()) if line.startswith("{")))
 
     def _lines(self, name: str) -> list[dict]:
-        path = self.folder / "runs" / "quickstart" / name
-        return [json.loads(line) for line in path.read_text().splitlines()]
+        return [json.loads(line) for line in (self.results / name).read_text().splitlines()]
 
     def processes(self) -> dict[int, str]:
         """Command lines of living processes that carry the mark, by process id."""
@@ -125,13 +133,14 @@ def start(tmp_path: Path) -> Iterator:
             run.process.wait()
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The quickstart, shortened, run once to its end."""
-    job = quickstart()
+@pytest.fixture(scope="module", params=TRANSPORTS)
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """An example, shortened, run once to its end."""
+    job = example(request.param)
     job["spec"]["training"]["steps"] = 20
-    run = Run(tmp_path_factory.mktemp("quickstart"), job)
+    run = Run(tmp_path_factory.mktemp(request.param), job)
     assert run.finish() == 0, run.text
+    run.transport = TRANSPORTS[request.param]
     return run
 
 
@@ -143,7 +152,7 @@ def test_every_step_has_a_line_with_every_figure(trained: Run) -> None:
     assert [line["step"] for line in trained.metrics] == list(range(1, 21))
     for line in trained.metrics:
         assert line.keys() >= METRICS
-        assert line["sync_path"] == "shm"
+        assert line["sync_path"] == trained.transport
         assert line["sync_bytes"] > 100_000
         assert line["response_tokens"] > 0
 
@@ -160,7 +169,7 @@ def test_the_reward_rises_and_the_critic_learns(trained: Run) -> None:
 
 
 def test_the_run_folder_holds_what_was_promised(trained: Run) -> None:
-    folder = trained.folder / "runs" / "quickstart"
+    folder = trained.results
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert list(folder.rglob("events.out.tfevents*"))
     assert (folder / "model" / "model.safetensors").exists()
@@ -174,8 +183,29 @@ def test_the_last_line_is_the_summary(trained: Run) -> None:
     trained.assert_nothing_left()
 
 
-def test_learning_rate_zero_changes_nothing(start) -> None:
-    job = small(steps=12)
+def test_the_timeline_shows_roles_at_work_beside_each_other(trained: Run) -> None:
+    events = json.loads((trained.results / "timeline.json").read_text())
+    spans = {
+        event["name"]: (event["ts"], event["ts"] + event["dur"])
+        for event in events
+        if event["ph"] == "X" and event["args"]["step"] == 20
+    }
+    step, generate, update = (spans[name] for name in ("step 20", "generate", "policy.update"))
+    assert step[0] <= generate[0] < generate[1] <= update[0] < update[1] <= step[1]
+    values = next(span for name, span in spans.items() if name.endswith("compute_values"))
+    overlaps = min(values[1], spans["policy.compute_log_probs"][1]) - max(
+        values[0], spans["policy.compute_log_probs"][0]
+    )
+    assert (overlaps > 0) == (trained.name == "disaggregated")  # in one process they take turns
+
+
+def test_the_object_store_does_not_fill_up(trained: Run) -> None:
+    assert trained.metrics[-1]["object_store_bytes"] <= trained.metrics[4]["object_store_bytes"]
+
+
+@pytest.mark.parametrize("name", TRANSPORTS)
+def test_learning_rate_zero_changes_nothing(start, name: str) -> None:
+    job = small(12, name)
     job["spec"]["data"]["batchSize"] = 64
     job["spec"]["training"] |= {"optimizer": {"learningRate": 0}, "criticOptimizer": {"learningRate": 0}}
     run = start(job)
@@ -209,7 +239,7 @@ def test_a_signal_stops_the_run_within_ten_seconds(start, tmp_path: Path, send, 
     assert f"Stopped by {signal.Signals(signum).name}" in run.text
     run.assert_nothing_left(seconds=10 - (time.monotonic() - begin))
     assert "Traceback" not in run.text
-    assert (run.folder / "runs" / "quickstart" / "curves.png").exists()
+    assert (run.results / "curves.png").exists()
 
 
 def test_a_lost_worker_is_named_and_ends_the_run(start) -> None:

@@ -36,15 +36,17 @@ class Kept:
 def fit(tmp_path: Path) -> Callable[..., list[StepMetrics]]:
     """Train a changed quickstart, its policy so peaked that wrong log-probabilities show, and give its metrics."""
 
-    def _fit(batch: int, steps: int, workers: int = 1, temperature: float = 1.0) -> list[StepMetrics]:
+    def _fit(
+        batch: int, steps: int, groups: list[dict] | None = None, temperature: float = 1.0, tensor_parallel: int = 1
+    ) -> list[StepMetrics]:
         document = read_manifest(QUICKSTART).model_dump(by_alias=True)
         spec = document["spec"]
         spec["models"]["policy"]["random"]["config"]["initializer_range"] = 0.4
-        spec["rollout"]["temperature"] = temperature
+        spec["rollout"] |= {"temperature": temperature, "tensorParallelSize": tensor_parallel}
         spec["training"] |= {"steps": steps, "optimizer": {"learningRate": 1e-2}}
         spec["data"] |= {"batchSize": batch, "maxResponseLength": 8}
         spec["algorithm"]["ppo"]["miniBatchSize"] = None
-        spec["placement"]["groups"][0]["workers"] = workers
+        spec["placement"]["groups"] = groups or spec["placement"]["groups"]
         config = build_plan(RLHFJob.parse(document), str(tmp_path)).config
         kept = Kept()
         with LocalCluster(config.local_nodes):
@@ -54,8 +56,20 @@ def fit(tmp_path: Path) -> Callable[..., list[StepMetrics]]:
     return _fit
 
 
-def test_two_ranks_and_two_engines_train_a_batch_that_they_cannot_share_evenly(fit) -> None:
-    steps = fit(batch=7, steps=3, workers=2, temperature=0.7)
+TRAINED = ["policy", "critic", "reference", "reward"]
+
+
+@pytest.mark.parametrize(
+    ("groups", "tensor_parallel"),
+    [
+        ({"all": [*TRAINED, "rollout"]}, 1),
+        ({"train": TRAINED, "rollout": ["rollout"]}, 2),
+    ],
+    ids=["two engines beside two ranks", "one engine of two devices, apart from two ranks"],
+)
+def test_ranks_and_engines_train_a_batch_that_they_cannot_share_evenly(fit, groups, tensor_parallel) -> None:
+    placed = [{"name": name, "pool": "local", "roles": roles, "workers": 2} for name, roles in groups.items()]
+    steps = fit(batch=7, steps=3, groups=placed, temperature=0.7, tensor_parallel=tensor_parallel)
     assert [line["weight_version"] for line in steps] == [1, 2, 3]
     assert all(line["rollout_log_prob_gap"] < 1e-4 for line in steps)
     assert all(line["ratio_max_deviation"] < 1e-4 for line in steps)

@@ -56,6 +56,7 @@ def step_metrics(
     trained: Mapping[str, float],
     synced: SyncReport,
     seconds: Mapping[str, float],
+    store_bytes: int,
 ) -> StepMetrics:
     """One line of `metrics.jsonl`.
 
@@ -66,6 +67,7 @@ def step_metrics(
         trained: Metrics of the updates.
         synced: The sync that ended the step.
         seconds: Wall time of each phase, of the whole step as `step`, and what `timing.phase_seconds` tells besides.
+        store_bytes: What Ray's object stores hold.
     """
     columns = batch.batch
     counts = lengths(columns["response_ids"]).float()
@@ -86,6 +88,7 @@ def step_metrics(
         "weight_version": synced.version,
         "sync_path": config.weight_sync.transport,
         "sync_bytes": synced.bytes,
+        "object_store_bytes": store_bytes,
         **{f"time/{phase}": value for phase, value in seconds.items()},
     }
 

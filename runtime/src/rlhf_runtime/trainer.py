@@ -21,6 +21,7 @@ from rlhf_runtime.protocol import DataProto
 from rlhf_runtime.report import Report, Sample, StepRecord
 from rlhf_runtime.single_controller import HealthMonitor, ResourcePoolManager
 from rlhf_runtime.single_controller.calls import Span
+from rlhf_runtime.single_controller.object_store import object_store_bytes
 from rlhf_runtime.timing import phase_seconds
 from rlhf_runtime.types import Prompt
 from rlhf_runtime.weight_sync import SyncReport, sync_weights
@@ -71,6 +72,7 @@ class Trainer:
             group.wait_ready()
         self.roles["policy"].connect_engines(self.roles["rollout"].workers)
         self.sync(version=0)
+        self.take_spans()  # those of the start belong to no step
         logger.info("Ready after %.0f s, first step begins", time.perf_counter() - began)
 
     def fit(self) -> None:
@@ -86,7 +88,7 @@ class Trainer:
             end = time.time()
             spans = self.take_spans()
             seconds = phase_seconds(spans, start, end)
-            metrics = step_metrics(step, batch, self.config, trained, synced, seconds)
+            metrics = step_metrics(step, batch, self.config, trained, synced, seconds, object_store_bytes())
             samples = samples_of(batch, self.config.observability.samples_per_step)
             whole = Span("driver", None, f"step {step}", 0, start, end)
             self.report.step(StepRecord(metrics, samples, [whole, *spans]))
