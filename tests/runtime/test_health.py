@@ -22,14 +22,18 @@ WORKER = """
 import ctypes, os, sys, threading
 from rlhf_runtime.single_controller import pulse
 
-def activity():
-    beats.release()
-    return "policy.update", 0.0
-
 beats = threading.Semaphore(0)
-pulse.BEAT_SECONDS = 0.1
+send = pulse._send
+
+def counted(connection, line):
+    send(connection, line)
+    beats.release()
+
+pulse._send = counted
 host, port, token, rank = sys.argv[1:]
-pulse.Pulse(pulse.Beacon(host, int(port), token), int(rank), activity).start()
+worker = pulse.Pulse(pulse.Beacon(host, int(port), token), int(rank))
+worker.tell(("policy.update", 0.0))
+worker.start()
 beats.acquire(), beats.acquire()
 print("up", flush=True)
 exec(sys.stdin.read())

@@ -115,4 +115,5 @@ def _what_ray_knows(error: RayError, member: Member, verdict: Verdict) -> str:
 def _reason(error: object) -> str:
     """Ray's own words without its lists of ids and guesses."""
     text = " ".join(str(error).split())
-    return text.split("The actor is dead because ")[-1].split("Some common causes")[0].strip(" .")
+    reason = text.split("The actor is dead because ")[-1].split("Some common causes")[0].strip(" .")
+    return "its process ended without a word, as by SIGKILL" if reason.endswith("End of file") else reason

@@ -1,7 +1,7 @@
 """The driver's watch over its workers: a dead, stopped or stuck one ends the run, and is named.
 
     worker ─ Pulse ─ TCP ─ HealthMonitor ─ Watch ─ verdict ─ every worker is ended ─ the driver's calls fail ─ gather
-                               └ a task on a suspect's node: what state is it in
+                               └ a look at a suspect's process, on its node
 
 One thread and one socket on the driver. What a verdict means stands in `watch`.
 """
@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -35,13 +35,19 @@ Prober = Callable[[Question], "Future[Finding]"]
 """Asks a suspect's node."""
 
 
-def probe_by_ray(question: Question) -> "Future[Finding]":
-    """Ask by a task on the suspect's node."""
-    task = ray.remote(num_cpus=0, max_retries=0)(examine if question.ward.process else examine_siblings)
-    strategy = NodeAffinitySchedulingStrategy(question.ward.member.node_id, soft=False)
-    arguments = (question.ward.process, question.fatal) if question.ward.process else ()
-    answer: Future[Finding] = task.options(scheduling_strategy=strategy).remote(*arguments).future()
-    return answer
+def ask_node(question: Question) -> "Future[Finding]":
+    """Ask by a task on the suspect's node; by a thread where it is this one, as no process has to start for that."""
+    process, node = question.ward.process, question.ward.member.node_id
+    if process is not None and node == ray.get_runtime_context().get_node_id():
+        executor = ThreadPoolExecutor(1)
+        here = executor.submit(examine, process, question.fatal)
+        executor.shutdown(wait=False)
+        return here
+    task = ray.remote(num_cpus=0)(examine if process else examine_siblings)
+    strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+    arguments = (process, question.fatal) if process else ()
+    there: Future[Finding] = task.options(scheduling_strategy=strategy).remote(*arguments).future()
+    return there
 
 
 @dataclass(eq=False)
@@ -62,7 +68,7 @@ class HealthMonitor:
         prober: Asks a suspect's node.
     """
 
-    def __init__(self, prober: Prober = probe_by_ray) -> None:
+    def __init__(self, prober: Prober = ask_node) -> None:
         self._prober = prober
         self._watch = Watch()
         self._ends: dict[str, Callable[[], None]] = {}

@@ -2,12 +2,14 @@
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
 
-from rlhf_runtime.single_controller.pulse import Activity, Beacon, Pulse
+from rlhf_runtime.single_controller.pulse import Beacon, Pulse
 from rlhf_runtime.single_controller.worker import Rendezvous, Seat, Worker
 
 
@@ -24,11 +26,10 @@ def hosted(cls: type[Worker]) -> type[Worker]:
     """The worker class as an actor, whose own `__init__` runs once its seat and process group are there."""
 
     class Host(cls):  # type: ignore[misc, valid-type]
-        activity: Activity = None
-
         def __init__(self, seat: Seat, timeout_seconds: float, beacon: Beacon | None):
-            if beacon is not None:
-                Pulse(beacon, seat.rank, lambda: self.activity).start()
+            self._host_pulse = Pulse(beacon, seat.rank) if beacon else None
+            if self._host_pulse:
+                self._host_pulse.start()
             self.seat = replace(seat, address=ray.util.get_node_ip_address())
             self._host_rendezvous = Rendezvous(seat, timeout_seconds)
             self._host_rendezvous.prepare_environment()
@@ -46,24 +47,32 @@ def hosted(cls: type[Worker]) -> type[Worker]:
             return self._host_rendezvous.open_store(ray.util.get_node_ip_address())
 
         def host_join(self, entered: int, address: tuple[str, int]) -> None:
-            self.activity = ("join", time.time())
-            self._host_rendezvous.join(address)
+            with self._host_activity("join"):
+                self._host_rendezvous.join(address)
 
         def host_construct(self, joined: int | None, *args: Any, **kwargs: Any) -> None:
-            self.activity = ("__init__", time.time())
-            cls.__init__(self, *args, **kwargs)
-            self.activity = None
+            with self._host_activity("__init__"):
+                cls.__init__(self, *args, **kwargs)
 
         def host_call(self, path: tuple[str, ...], /, *args: Any, **kwargs: Any) -> Answer:
             """Call the method that a path names: `(method,)`, or `(role, method)` of a colocated role."""
             *role, method = path
             target = self.worker_of(*role) if role else self
             start = time.time()
-            self.activity = (".".join(path), start)
-            try:
+            with self._host_activity(".".join(path)):
                 return Answer(getattr(target, method)(*args, **kwargs), start, time.time())
-            finally:
-                self.activity = None
+
+        @contextmanager
+        def _host_activity(self, name: str) -> Iterator[None]:
+            """Tell the health monitor what this worker does meanwhile."""
+            tell = self._host_pulse.tell if self._host_pulse else lambda activity: None
+            tell((name, time.time()))
+            try:
+                yield
+            except Exception:  # not the SystemExit that ends the process here
+                tell(None)
+                raise
+            tell(None)
 
     Host.__name__ = Host.__qualname__ = cls.__name__
     return Host

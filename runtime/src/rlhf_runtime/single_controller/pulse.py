@@ -1,7 +1,7 @@
 """The sign of life of a worker: one thread and one connection to the driver's monitor, a line of JSON a second.
 
     hello  {"token", "rank", "pid", "started", "oom_kills"}
-    beat   {"activity", "since", "collectives", "at", "waits"}     each second
+    beat   {"activity", "since", "collectives", "at", "waits"}     each second, and when a call begins or ends
     bye    {"bye": true}                                           before the process ends itself
 
 What comes between is text: a fatal signal writes its name and the stack straight to the connection. A monitor that
@@ -17,7 +17,6 @@ import socket
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from types import FrameType
 
@@ -34,6 +33,7 @@ Activity = tuple[str, float] | None
 _STDERR = 2
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")})
 _OURS = f"{os.sep}rlhf_runtime{os.sep}"
+_HOST = os.path.dirname(__file__)
 _DISTRIBUTED = f"{os.sep}torch{os.sep}distributed{os.sep}"
 _DECORATORS = frozenset({"wrapper", "inner", "decorate_context"})
 
@@ -72,14 +72,14 @@ class Pulse:
     Args:
         beacon: Where to.
         rank: Rank in the group.
-        activity: What the worker does; called from another thread.
     """
 
-    def __init__(self, beacon: Beacon, rank: int, activity: Callable[[], Activity]) -> None:
+    def __init__(self, beacon: Beacon, rank: int) -> None:
         self._beacon = beacon
         self._rank = rank
-        self._activity = activity
-        self._stopped = threading.Event()
+        self._activity: Activity = None
+        self._news = threading.Event()
+        self._stopped = False
         self._socket: socket.socket | None = None
         self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
 
@@ -89,19 +89,26 @@ class Pulse:
         atexit.register(self.stop)
         self._thread.start()
 
+    def tell(self, activity: Activity) -> None:
+        """Say at once what the worker does from now on."""
+        self._activity = activity
+        self._news.set()
+
     def stop(self) -> None:
         """Take leave, so that the end of this process is not taken for a death by signal."""
-        self._stopped.set()
+        self._stopped = True
+        self._news.set()
         self._thread.join(IO_SECONDS)
         atexit.unregister(self.stop)
 
     def _run(self) -> None:
-        while not self._stopped.is_set():
+        while not self._stopped:
             try:
                 self._socket = socket.create_connection((self._beacon.host, self._beacon.port), timeout=IO_SECONDS)
                 self._speak(self._socket)
             except OSError:
-                self._stopped.wait(BEAT_SECONDS)
+                self._news.clear()
+                self._news.wait(BEAT_SECONDS)
             finally:
                 self._hang_up()
 
@@ -117,8 +124,10 @@ class Pulse:
         faulthandler.enable(file=connection, all_threads=False)
         faulthandler.register(signal.SIGTERM, file=connection, all_threads=False, chain=True)
         while True:
-            _send(connection, asdict(beat_of(self._activity())))
-            if self._stopped.wait(BEAT_SECONDS):
+            self._news.clear()
+            _send(connection, asdict(beat_of(self._activity)))
+            self._news.wait(BEAT_SECONDS)
+            if self._stopped:
                 _send(connection, {"bye": True})
                 return
 
@@ -151,10 +160,10 @@ def _collectives_begun() -> int:
 
 
 def _place(frame: FrameType | None) -> str:
-    """The innermost frame that is no library's."""
+    """The innermost frame that is a worker's and no library's."""
     while frame is not None:
         file = frame.f_code.co_filename
-        if _OURS in file or not (file.startswith(_LIBRARIES) or file.startswith("<")):
+        if (_OURS in file and not file.startswith(_HOST)) or not file.startswith((*_LIBRARIES, _HOST, "<")):
             return f"{os.path.basename(file)}:{frame.f_lineno} {frame.f_code.co_name}"
         frame = frame.f_back
     return ""

@@ -227,9 +227,9 @@ class Watch:
                 self._settle(missing[0], _missing(missing, waiting, waited))
 
     def all_heard_since(self, time: float) -> bool:
-        """Whether every member that has started gave a sign of life after a time, and none is suspected."""
+        """Whether every member that has started gave a sign of life after a time, and no answer is due."""
         started = [ward for ward in self._wards() if ward.process is not None]
-        return all(ward.heard > time and ward.channel is not None and not ward.suspected for ward in started)
+        return not self.suspicious and all(ward.heard > time and ward.channel is not None for ward in started)
 
     @property
     def suspicious(self) -> bool:
