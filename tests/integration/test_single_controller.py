@@ -12,8 +12,7 @@ import pytest
 import ray
 import torch
 from ray import cloudpickle
-from ray.util.placement_group import placement_group_table
-from rlhf_api.runtime_config import LocalNode, WorkerGroup
+from rlhf_api.runtime_config import LocalNode
 from rlhf_runtime.errors import InfrastructureError, InputError, PlacementError, RewardError
 from rlhf_runtime.protocol import DataProto
 from rlhf_runtime.ragged import from_values, ragged
@@ -25,7 +24,6 @@ from rlhf_runtime.single_controller import (
     RayClassWithInitArgs,
     RayResourcePool,
     RayWorkerGroup,
-    ResourcePoolManager,
     Worker,
     WorkerGroupView,
     create_colocated_worker_cls,
@@ -134,8 +132,8 @@ class Scorer(Worker):
     def mappings(self, data: DataProto) -> list[str]:
         return [mapping_of(data.batch["x"]), mapping_of(data.batch["tokens"].values())]
 
-    def activity_now(self) -> tuple[str, float]:
-        return self.activity
+    def now(self) -> float:
+        return time.time()
 
 
 class Engine(Worker):
@@ -204,24 +202,24 @@ def views(group: RayWorkerGroup) -> dict[str, WorkerGroupView]:
 
 
 @pytest.fixture(scope="module")
-def scorers(cluster: None) -> Iterator[RayWorkerGroup]:
-    pool = RayResourcePool("scorers", 4, {"CPU": 0.05}, "PACK")
+def four(cluster: None) -> Iterator[RayResourcePool]:
+    """Four bundles on one node."""
+    pool = RayResourcePool("scorers", 4, {"CPU": 0.05}, "STRICT_PACK")
     reserve([pool], 30)
-    group = RayWorkerGroup(pool, RayClassWithInitArgs(Scorer))
+    yield pool
+    pool.remove()
+
+
+@pytest.fixture(scope="module")
+def scorers(four: RayResourcePool) -> Iterator[RayWorkerGroup]:
+    group = RayWorkerGroup(four, RayClassWithInitArgs(Scorer))
     yield group
     group.shutdown()
-    pool.remove()
 
 
 @pytest.fixture
 def policy(views: dict[str, WorkerGroupView]) -> WorkerGroupView:
     return views["policy"]
-
-
-def test_local_nodes_are_nodes_to_strategies_and_have_devices_of_their_own(pool: RayResourcePool) -> None:
-    assert len(set(pool.bundle_nodes)) == 2
-    assert [sorted({"a", "b"} & node["Resources"].keys()) for node in ray.nodes()] in ([["a"], ["b"]], [["b"], ["a"]])
-    assert {node["Resources"]["CPU"] for node in ray.nodes()} == {1.0}
 
 
 def test_colocated_roles_share_process_and_process_group(views: dict[str, WorkerGroupView]) -> None:
@@ -314,14 +312,13 @@ def test_a_result_can_be_had_twice_and_leaves_nothing_in_ray(scorers: RayWorkerG
 def test_spans_tell_what_each_rank_did_when(scorers: RayWorkerGroup, views: dict[str, WorkerGroupView]) -> None:
     scorers.take_spans()
     begin = time.time()
-    activities = scorers.async_run_method_batch("activity_now", mode=Dispatch.ONE_TO_ALL).get()
+    times = scorers.async_run_method_batch("now", mode=Dispatch.ONE_TO_ALL).get()
     end = time.time()
     spans = scorers.take_spans()
     assert [(span.group, span.role, span.method, span.rank) for span in spans] == [
-        ("scorers", None, "activity_now", rank) for rank in range(4)
+        ("scorers", None, "now", rank) for rank in range(4)
     ]
-    assert all(begin <= span.start <= span.end <= end for span in spans)
-    assert activities == [("activity_now", span.start) for span in spans]
+    assert all(begin <= s.start <= now <= s.end <= end for s, now in zip(spans, times, strict=True))
     assert scorers.take_spans() == []
 
     views["policy"].group.take_spans()
@@ -359,6 +356,16 @@ def test_two_groups_that_start_at_once_do_not_meet(pool: RayResourcePool) -> Non
     finally:
         first.shutdown()
         second.shutdown()
+
+
+def test_a_worker_may_hold_several_bundles_of_one_node(four: RayResourcePool, pool: RayResourcePool) -> None:
+    with pytest.raises(PlacementError, match="group `actor`, worker 0: got 2 bundles on 2 node"):
+        RayWorkerGroup(pool, RayClassWithInitArgs(Scorer), bundles_per_worker=2)
+
+    pairs = RayWorkerGroup(four, RayClassWithInitArgs(Scorer), bundles_per_worker=2, name="pairs")
+    result = pairs.async_run_method_batch("triple", batch_of(3)).get()
+    pairs.shutdown()
+    assert result.batch["rank"].tolist() == [0, 0, 1]
 
 
 def test_an_engine_sees_the_devices_of_its_siblings_and_answers_by_handle(
@@ -401,113 +408,3 @@ def test_a_worker_that_cannot_start_is_told_plainly_and_takes_its_group_along(si
 def test_a_cuda_group_without_cuda_is_refused_by_name(single: RayResourcePool) -> None:
     with pytest.raises(InputError, match="group `single`: got device cuda and no working CUDA"):
         RayWorkerGroup(single, RayClassWithInitArgs(Engine), device="cuda").wait_ready()
-
-
-def live_placement_groups() -> set[str]:
-    return {table["name"] for table in placement_group_table().values() if table["state"] != "REMOVED"}
-
-
-@pytest.mark.parametrize(
-    ("workers", "bundle", "strategy", "need"),
-    [
-        (3, {"CPU": 1.0}, "PACK", "3 bundles of {CPU: 1} under PACK"),
-        (3, {"GPU": 1.0}, "STRICT_PACK", "3 bundles of {GPU: 1} under STRICT_PACK"),
-        (3, {"CPU": 0.1}, "STRICT_SPREAD", "3 bundles of {CPU: 0.1} under STRICT_SPREAD"),
-        (1, {"tpu": 1.0}, "PACK", "1 bundle of {tpu: 1} under PACK"),
-    ],
-)
-def test_a_group_that_never_fits_is_refused_before_it_is_made(
-    pool: RayResourcePool, workers: int, bundle: dict[str, float], strategy: str, need: str
-) -> None:
-    known = set(placement_group_table())
-    with pytest.raises(PlacementError) as error:
-        reserve([RayResourcePool("critic", workers, bundle, strategy)], 600)
-    assert "placement group `critic`: got " in str(error.value)
-    assert need in str(error.value)
-    assert set(placement_group_table()) == known
-
-
-def test_ray_does_not_handle_sigterm_even_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    during = []
-
-    def init(**options: object) -> None:
-        ray._private.utils.set_sigterm_handler(lambda signum, frame: sys.exit(signum))  # as ray.init does
-        during.append(signal.getsignal(signal.SIGTERM))
-
-    monkeypatch.setattr(ray, "init", init)
-    before = signal.getsignal(signal.SIGTERM)
-    LocalCluster(None).start()
-    assert during == [before]
-
-
-def worker_group(name: str, roles: list[str], workers: int, cpus: float) -> WorkerGroup:
-    return WorkerGroup.model_validate(
-        {"name": name, "roles": roles, "workers": workers, "device": "cpu", "gpus_per_worker": 0.0}
-        | {"bundle": {"CPU": cpus}, "strategy": "PACK", "fallback": []}
-    )
-
-
-def test_a_busy_cluster_is_waited_for_in_vain_once_and_nothing_is_left(pool: RayResourcePool) -> None:
-    manager = ResourcePoolManager([worker_group("a", ["policy"], 1, 0.5), worker_group("b", ["reward"], 1, 1.0)], 1.0)
-    known = live_placement_groups()
-    with pytest.raises(PlacementError, match=r"`b`: got \{CPU: .*free .*expected room for 1 bundle of \{CPU: 1\}"):
-        manager.create()
-    assert live_placement_groups() == known
-
-
-def test_pools_that_do_not_fit_together_are_refused_before_they_are_made(pool: RayResourcePool) -> None:
-    known = set(placement_group_table())
-    manager = ResourcePoolManager([worker_group("a", ["policy"], 2, 1.0), worker_group("b", ["reward"], 1, 1.0)], 600.0)
-    with pytest.raises(PlacementError, match=r"got 2 CPU on the 2 node\(s\) that they share; expected 3"):
-        manager.create()
-    assert set(placement_group_table()) == known
-
-
-def test_the_pools_of_a_job_come_and_go_together(pool: RayResourcePool) -> None:
-    manager = ResourcePoolManager([worker_group("a", ["policy", "critic"], 1, 0.1)], 30.0)
-    known = live_placement_groups()
-    manager.create()
-    assert live_placement_groups() == known | {"a"}
-    assert len(manager.pools["a"].bundle_nodes) == 1
-    manager.shutdown()
-    assert live_placement_groups() == known
-
-
-@pytest.mark.parametrize(
-    ("workers", "bundle", "strategies", "nodes", "given_up"),
-    [
-        (3, {"CPU": 0.01}, ["STRICT_SPREAD", "SPREAD"], {1, 2}, "STRICT_SPREAD (room for 2 of 3 bundles on all nodes)"),
-        # Each node has two GPUs, of which `pool` holds one.
-        (2, {"GPU": 1.0}, ["STRICT_PACK", "PACK"], {2}, "STRICT_PACK ({GPU: 2} free in the whole cluster after 1 s)"),
-        (2, {"CPU": 0.01}, ["STRICT_PACK", "PACK"], {1}, None),
-    ],
-)
-def test_the_first_strategy_that_can_be_had_is_taken_saying_so(
-    pool: RayResourcePool,
-    caplog: pytest.LogCaptureFixture,
-    workers: int,
-    bundle: dict[str, float],
-    strategies: list[str],
-    nodes: set[int],
-    given_up: str | None,
-) -> None:
-    known = live_placement_groups()
-    wanted = RayResourcePool("wanted", workers, bundle, strategies[0], strategies[1:])
-    reserve([wanted], 2.0)
-    try:
-        assert len(set(wanted.bundle_nodes)) in nodes
-        assert wanted.strategy == strategies[0 if given_up is None else 1]
-        assert live_placement_groups() == known | {"wanted"}
-        said = [f"Placement group wanted: not {given_up}, trying {strategies[1]}"] if given_up else []
-        assert [record.message for record in caplog.records if "wanted" in record.message] == said
-    finally:
-        wanted.remove()
-
-
-def test_when_no_strategy_can_be_had_each_is_told(pool: RayResourcePool) -> None:
-    known = live_placement_groups()
-    with pytest.raises(PlacementError) as error:
-        reserve([RayResourcePool("wanted", 2, {"GPU": 2.0}, "STRICT_PACK", ["SPREAD", "PACK"])], 2.0)
-    for word in ["STRICT_PACK: room for 1 of 2 bundles", "; SPREAD: {GPU: 2} free", "; PACK: {GPU: 2} free"]:
-        assert word in str(error.value)
-    assert live_placement_groups() == known

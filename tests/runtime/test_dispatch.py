@@ -12,7 +12,7 @@ from rlhf_runtime.protocol import DataProto
 from rlhf_runtime.ragged import ragged
 from rlhf_runtime.single_controller import Call, Dispatch, Execute, Mode, PerRank, Shared, register
 from rlhf_runtime.single_controller.decorator import MODES, mode_of, registered_methods
-from rlhf_runtime.single_controller.seating import seat_workers
+from rlhf_runtime.single_controller.seating import join_devices, seat_workers
 from rlhf_runtime.single_controller.worker import Rendezvous, Seat, assign_seats
 
 
@@ -182,6 +182,12 @@ def test_workers_of_several_bundles_hold_neighbours() -> None:
         (0, 2, 0, (0, 2)),
         (1, 2, 0, (1, 3)),
     ]
+
+
+def test_a_worker_sees_the_devices_of_all_its_bundles() -> None:
+    assert join_devices(["0", "1", "4", "5"], 2) == ["0,1", "4,5"]
+    assert join_devices(["0", "1"], 1) == ["0", "1"]
+    assert join_devices(["0", "0"], 2) == ["0"]  # half a GPU each
 
 
 @pytest.mark.parametrize(

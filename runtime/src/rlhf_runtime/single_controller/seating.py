@@ -34,3 +34,12 @@ def seat_workers(
             )
     seats = assign_seats(group, [bundle_nodes[bundles[0]] for bundles in held], device)
     return [(seat, held[worker]) for seat, worker in seats]
+
+
+def join_devices(devices: Sequence[str], bundles_per_worker: int) -> list[str]:
+    """What CUDA_VISIBLE_DEVICES shows a worker that holds several bundles, given it for each, in rank order.
+
+    Bundles may share a GPU.
+    """
+    held = (devices[at : at + bundles_per_worker] for at in range(0, len(devices), bundles_per_worker))
+    return [",".join(dict.fromkeys(part)) for part in held]

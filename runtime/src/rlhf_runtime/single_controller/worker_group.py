@@ -36,7 +36,7 @@ from rlhf_runtime.single_controller.health import HealthMonitor
 from rlhf_runtime.single_controller.host import Answer, hosted
 from rlhf_runtime.single_controller.pulse import Beacon
 from rlhf_runtime.single_controller.resource_pool import RayResourcePool, node_addresses
-from rlhf_runtime.single_controller.seating import seat_workers
+from rlhf_runtime.single_controller.seating import join_devices, seat_workers
 from rlhf_runtime.single_controller.watch import Member
 from rlhf_runtime.single_controller.worker import RayClassWithInitArgs, Worker
 
@@ -128,10 +128,9 @@ class RayWorkerGroup:
         # vLLM takes what is free of a GPU while it starts, so the sibling's model has to be there before.
         group.wait_ready()
         devices: list[str] = gather(group._submit("host_devices", Call((), {})), group._members, group._health)
-        shown = [devices[at : at + bundles_per_worker] for at in range(0, len(devices), bundles_per_worker)]
         return [
-            {"CUDA_VISIBLE_DEVICES": ",".join(dict.fromkeys(held)), "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
-            for held in shown
+            {"CUDA_VISIBLE_DEVICES": visible, "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
+            for visible in join_devices(devices, bundles_per_worker)
         ]
 
     def _start(self, init: RayClassWithInitArgs) -> None:
