@@ -1,21 +1,21 @@
-"""The parts of a weight sync that need no vLLM: checksums, comparison, the buffer, the order of steps, seeds."""
+"""The parts of a weight sync that need no vLLM: checksums, comparison, the order of steps, seeds."""
 
-import os
-import uuid
+import zlib
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rlhf_runtime.errors import RewardError, WeightSyncError
+from rlhf_runtime.errors import ConnectionLostError, InfrastructureError, RewardError, WeightSyncError
 from rlhf_runtime.weight_sync import ReceivedWeights, SendReport, sync_weights
-from rlhf_runtime.weight_sync.buffer import FOLDER, buffer_bytes, create_buffer, map_buffer
-from rlhf_runtime.weight_sync.verify import BLOCK, checksum, verify
+from rlhf_runtime.weight_sync.verify import BLOCK, block_checksum, checksum, verify
 from rlhf_runtime.workers.rollout import sample_seed
 
 SIZES = st.sampled_from([1, 2, 3, 5, 63, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 7])
+Checksum = Callable[[torch.Tensor], int]
+KINDS = pytest.mark.parametrize("take", [checksum, block_checksum])
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.int64])
 
 
@@ -25,51 +25,59 @@ def random_bytes(size: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
     return data.view(dtype)
 
 
+@KINDS
 @settings(deadline=None, max_examples=60)
 @given(SIZES, DTYPES, st.integers(0, 2**32), st.data())
-def test_checksum_sees_one_flipped_bit(size: int, dtype: torch.dtype, seed: int, data: st.DataObject) -> None:
+def test_a_checksum_sees_one_flipped_bit(
+    take: Checksum, size: int, dtype: torch.dtype, seed: int, data: st.DataObject
+) -> None:
     tensor = random_bytes(size, dtype, seed)
     changed = tensor.clone()
     byte = data.draw(st.integers(0, size * dtype.itemsize - 1))
     changed.view(torch.uint8)[byte] ^= 1 << data.draw(st.integers(0, 7))
-    assert checksum(changed) != checksum(tensor)
-    assert checksum(tensor.clone()) == checksum(tensor)
+    assert take(changed) != take(tensor)
+    assert take(tensor.clone()) == take(tensor)
 
 
+@KINDS
 @settings(deadline=None, max_examples=60)
 @given(SIZES, st.integers(0, 2**32), st.data())
-def test_checksum_sees_two_swapped_words(size: int, seed: int, data: st.DataObject) -> None:
+def test_a_checksum_sees_two_swapped_words(take: Checksum, size: int, seed: int, data: st.DataObject) -> None:
     tensor = random_bytes(size, torch.float32, seed)
     first, second = data.draw(st.integers(0, size - 1)), data.draw(st.integers(0, size - 1))
     swapped = tensor.clone()
     swapped[first], swapped[second] = tensor[second], tensor[first]
     same = torch.equal(swapped.view(torch.int32), tensor.view(torch.int32))
-    assert (checksum(swapped) == checksum(tensor)) == same
+    assert (take(swapped) == take(tensor)) == same
 
 
-def test_checksum_sees_a_sign_swap_and_moved_blocks() -> None:
+@KINDS
+def test_a_checksum_sees_a_sign_swap_and_moved_blocks(take: Checksum) -> None:
     signs = torch.ones(2 * BLOCK)
     signs[5] = -1
     elsewhere = torch.ones(2 * BLOCK)
     elsewhere[6] = -1
-    assert checksum(signs) != checksum(elsewhere)
+    assert take(signs) != take(elsewhere)
     tensor = random_bytes(2 * BLOCK, torch.float32, 0)
-    assert checksum(tensor.roll(BLOCK)) != checksum(tensor)
+    assert take(tensor.roll(BLOCK)) != take(tensor)
 
 
-def test_checksum_means_dtype_shape_and_values_but_not_layout() -> None:
+@KINDS
+def test_a_checksum_means_dtype_shape_and_values_but_not_layout(take: Checksum) -> None:
     tensor = random_bytes(24, torch.float32, 1).view(4, 6)
-    assert checksum(tensor) != checksum(tensor.view(6, 4))
-    assert checksum(tensor) != checksum(tensor.view(torch.int32))
-    assert checksum(tensor.t()) == checksum(tensor.t().contiguous()) != checksum(tensor)
+    assert take(tensor) != take(tensor.view(6, 4))
+    assert take(tensor) != take(tensor.view(torch.int32))
+    assert take(tensor.t()) == take(tensor.t().contiguous()) != take(tensor)
     padded = random_bytes(7, torch.int8, 1)
-    assert checksum(padded[1:4]) == checksum(padded[1:4].clone())
-    assert checksum(torch.zeros(0)) != checksum(torch.zeros(1))
+    assert take(padded[1:4]) == take(padded[1:4].clone())
+    assert take(torch.zeros(0)) != take(torch.zeros(1))
 
 
-def test_a_checksum_is_the_one_that_its_formula_gives_in_plain_integers() -> None:
-    """Sender and engine may be of two machines: the number must not hang on the device or the release of torch."""
-    assert checksum(torch.arange(40000, dtype=torch.int32)) == 13165929014131468811
+def test_checksums_are_the_ones_that_their_formulas_give() -> None:
+    """Sender and engine may be of two machines: the number must not hang on the release of torch."""
+    data = torch.arange(40000, dtype=torch.int32)
+    assert block_checksum(data) == 13165929014131468811
+    assert checksum(data) == xxhash.xxh3_64_intdigest(data.numpy().tobytes(), zlib.crc32(b"torch.int32[40000]"))
 
 
 SENT = {"embed": 1, "layer.q": 2, "layer.k": 3, "norm": 4}
@@ -107,94 +115,93 @@ def test_a_sync_of_nothing_at_all_fails() -> None:
         verify({}, ReceivedWeights({}, frozenset(), frozenset()), "engine 0")
 
 
-@given(st.lists(st.integers(0, 10_000), min_size=1), st.integers(1, 20_000))
-def test_a_buffer_holds_a_bucket_the_largest_tensor_and_no_more_than_the_model(sizes: list[int], bucket: int) -> None:
-    size = buffer_bytes(sizes, bucket)
-    assert size >= max(sizes)
-    assert size >= min(bucket, sum(sizes))
-    assert size <= max(bucket, max(sizes) + 64)
-    assert size <= sum(sizes) + 64 * len(sizes)
-
-
-@pytest.fixture
-def path() -> Path:
-    return FOLDER / f"rlhf-test-{uuid.uuid4().hex}"
-
-
-def test_both_ends_share_a_buffer_whose_name_is_gone(path: Path) -> None:
-    ours = create_buffer(path, 4096)
-    theirs = map_buffer(path, 4096)
-    path.unlink()
-    ours[17] = 5
-    assert theirs[17] == 5
-    assert not path.exists()
-
-
-def test_too_little_shared_memory_is_told_and_leaves_nothing(path: Path) -> None:
-    free = os.statvfs(FOLDER)
-    too_much = free.f_blocks * free.f_frsize * 4
-    with pytest.raises(WeightSyncError, match=rf"weightSync.bucketMiB: got a buffer of {too_much} bytes; .*bucketMiB"):
-        create_buffer(path, too_much)
-    assert not path.exists()
-
-
-def test_an_engine_on_another_machine_finds_no_buffer_and_makes_none(path: Path) -> None:
-    with pytest.raises(WeightSyncError, match=r"got no buffer .* Fix: place rollout and policy in one group"):
-        map_buffer(path, 4096)
-    assert not path.exists()
+def test_without_checksums_names_and_parameters_are_still_compared() -> None:
+    sent = dict.fromkeys(SENT)
+    verify(sent, ReceivedWeights(sent, PARAMETERS, PARAMETERS), "engine 0")
+    with pytest.raises(WeightSyncError, match=r"layer\.k: got nothing"):
+        verify(sent, ReceivedWeights({"embed": None, "layer.q": None}, PARAMETERS, PARAMETERS), "engine 0")
+    with pytest.raises(WeightSyncError, match="norm: got no new value"):
+        verify(sent, ReceivedWeights(sent, PARAMETERS, PARAMETERS - {"norm"}), "engine 0")
 
 
 class FakeGroups:
-    """A policy and two engines that write down what they are asked."""
+    """A policy and two engines that write down what they are asked, and fail at it a number of times."""
 
-    def __init__(self) -> None:
+    def __init__(self, **failures: list[Exception]) -> None:
         self.steps: list[str] = []
-        self.fail: dict[str, Exception] = {}
-        self.record = ReceivedWeights(SENT, PARAMETERS, PARAMETERS)
+        self.failures = failures
+        self.records = [ReceivedWeights(SENT, PARAMETERS, PARAMETERS)]
 
     def __getattr__(self, step: str) -> Callable[..., list]:
-        answers = {"send_weights": [SendReport(SENT, 10)], "received_weights": [[self.record], [self.record]]}
-
-        def call(*_: object) -> list:
-            self.steps.append(step)
-            if step in self.fail:
-                raise self.fail[step]
-            return answers.get(step, [None, None])
+        def call(*arguments: object) -> list:
+            self.steps.append("send afresh" if (step, arguments) == ("send_weights", (True,)) else step)
+            if self.failures.get(step):
+                raise self.failures[step].pop(0)
+            if step == "received_weights":
+                record = self.records.pop(0) if len(self.records) > 1 else self.records[0]
+                return [[ReceivedWeights(SENT, PARAMETERS, PARAMETERS)], [record]]
+            return [SendReport(SENT, 10)] if step == "send_weights" else [None, None]
 
         return call
+
+
+ONCE = ["pause", "send_weights", "publish_weights", "received_weights", "resume"]
+AGAIN = ["send afresh", "publish_weights", "received_weights", "resume"]
 
 
 def test_a_sync_is_its_steps_in_order() -> None:
     groups = FakeGroups()
     report = sync_weights(groups, groups, version=7)
-    assert groups.steps == ["pause", "send_weights", "publish_weights", "received_weights", "resume"]
+    assert groups.steps == ONCE
     assert (report.version, report.bytes) == (7, 10)
     assert report.seconds >= 0
 
 
+def test_a_sync_whose_connection_broke_is_repeated_in_full_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    groups = FakeGroups(send_weights=[ConnectionLostError("gone")])
+    sync_weights(groups, groups, version=7)
+    assert groups.steps == ["pause", "send_weights", *AGAIN]
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("WARNING", "Weight sync to version 7 failed and is repeated in full: gone")
+    ]
+
+
+def test_a_sync_whose_weights_differ_once_is_repeated() -> None:
+    groups = FakeGroups()
+    groups.records.insert(0, received(norm=5))
+    sync_weights(groups, groups, version=7)
+    assert groups.steps == [*ONCE[:-1], *AGAIN]
+
+
+def test_a_sync_that_fails_again_fails_the_step() -> None:
+    groups = FakeGroups(send_weights=[WeightSyncError("late"), WeightSyncError("late again"), WeightSyncError("more")])
+    with pytest.raises(WeightSyncError, match=r"^late again$"):
+        sync_weights(groups, groups, version=7)
+    assert groups.steps == ["pause", "send_weights", "send afresh"]
+
+
 @pytest.mark.parametrize("step", ["pause", "send_weights", "publish_weights", "received_weights"])
 def test_engines_stay_paused_after_a_failed_step(step: str) -> None:
-    groups = FakeGroups()
-    groups.fail[step] = RuntimeError("out of memory")
+    groups = FakeGroups(**{step: [RuntimeError("out of memory")]})
     with pytest.raises(WeightSyncError, match=r"weightSync: got RuntimeError \(out of memory\); .*version 7"):
         sync_weights(groups, groups, version=7)
-    assert groups.steps[-1] == step
-    assert "resume" not in groups.steps
+    assert groups.steps == ONCE[: ONCE.index(step) + 1]
 
 
 def test_engines_stay_paused_when_weights_differ_and_the_engine_is_named() -> None:
     groups = FakeGroups()
-    groups.record = received(norm=5)
-    with pytest.raises(WeightSyncError, match=r"norm: .* at engine 0, rank 0"):
+    groups.records = [received(norm=5)]
+    with pytest.raises(WeightSyncError, match=r"norm: .* at engine 1, rank 0"):
         sync_weights(groups, groups, version=7)
     assert "resume" not in groups.steps
 
 
-def test_an_error_that_is_already_told_is_not_told_again() -> None:
-    groups = FakeGroups()
-    groups.fail["send_weights"] = RewardError("as it is")
-    with pytest.raises(RewardError, match=r"^as it is$"):
+@pytest.mark.parametrize("error", [RewardError("as it is"), InfrastructureError("as it is")])
+def test_the_loss_of_a_worker_is_told_as_it_is_and_not_repeated(error: Exception) -> None:
+    groups = FakeGroups(send_weights=[error])
+    with pytest.raises(type(error), match=r"^as it is$"):
         sync_weights(groups, groups, version=7)
+    assert groups.steps == ["pause", "send_weights"]
 
 
 def test_sample_seeds_differ_and_repeat() -> None:

@@ -35,9 +35,17 @@ class InfrastructureError(RLHFError):
     exit_code = 5
 
 
+class DesyncError(InfrastructureError):
+    """Ranks of a role do not hold the same numbers any more."""
+
+
 class PlacementError(InfrastructureError):
     """The cluster cannot hold the placement groups."""
 
 
 class WeightSyncError(InfrastructureError):
     """An engine does not hold the weights that were sent to it."""
+
+
+class ConnectionLostError(WeightSyncError):
+    """The other end of a sync is gone, late, or closed the connection since something failed there."""

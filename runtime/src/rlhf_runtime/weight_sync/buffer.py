@@ -1,7 +1,6 @@
 """The shared-memory buffer that weights travel through on CPU."""
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -9,19 +8,6 @@ import torch
 from rlhf_runtime.errors import WeightSyncError
 
 FOLDER = Path("/dev/shm")
-ALIGNMENT = 64
-"""Bytes; every dtype may begin there."""
-
-
-def aligned(size: int) -> int:
-    """The bytes that a tensor of `size` bytes takes up in a buffer."""
-    return -(-size // ALIGNMENT) * ALIGNMENT
-
-
-def buffer_bytes(tensor_bytes: Sequence[int], bucket_bytes: int) -> int:
-    """Size of the buffer for tensors of these sizes: a bucket, at most the model, and at least the largest tensor."""
-    sizes = [aligned(size) for size in tensor_bytes]
-    return max(min(bucket_bytes, sum(sizes)), max(sizes, default=0), ALIGNMENT)
 
 
 def create_buffer(path: Path, size: int) -> torch.Tensor:

@@ -4,13 +4,18 @@ vLLM's own `compute_weight_checksums` sees almost nothing on CPU, where the weig
 opaque form, so what is checked is what arrived and which parameters it filled.
 """
 
+import logging
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from rlhf_runtime.errors import WeightSyncError
+from rlhf_runtime.weight_sync.client import background
 from rlhf_runtime.weight_sync.verify import ReceivedWeights, checksum
+
+logger = logging.getLogger(__name__)
 
 
 class RecordedReceive:
@@ -20,24 +25,37 @@ class RecordedReceive:
     """
 
     model: torch.nn.Module
+    timeout_seconds: float
+    """How long an update may take."""
+    _verify: bool
+    _tied: frozenset[str] | None = None
+    """Seen before the first update: one that broke off leaves the model as if nothing were tied."""
+
+    def parse_init_info(self, init_dict: dict[str, Any]) -> Any:
+        """Take what concerns every transport out of the handshake, and give the backend the rest."""
+        own = dict(init_dict)
+        self.timeout_seconds, self._verify = own.pop("timeout_seconds"), own.pop("verify")
+        return super().parse_init_info(own)  # type: ignore[misc]
 
     def start_weight_update(self) -> None:
         """Start an update and forget the last one."""
-        tied = _second_names(self.model)
-        self._tied_layers = [self.model.get_submodule(name.rpartition(".")[0]) for name in tied]
+        _forget_begun(self.model)
+        if self._tied is None:
+            self._tied = _second_names(self.model)
         super().start_weight_update()  # type: ignore[misc]
-        self._checksums: dict[str, int] = {}
+        self._checksums: dict[str, int | None] = {}
         self._loaded: set[str] = set()
         self._partly: set[str] = set()
         # Layerwise reload has just put the model back into the form of its checkpoint: these are what can be loaded.
-        self._expected = frozenset(name for name, _ in self.model.named_parameters()) - tied
+        self._expected = frozenset(name for name, _ in self.model.named_parameters()) - self._tied
 
     def receive_weights(self, update_info: Any) -> None:
         """Receive one part of an update through the backend, recording on the way."""
         load = self.model.load_weights
 
         def load_recorded(weights: Iterable[tuple[str, torch.Tensor]]) -> set[str] | None:
-            loaded = load(self._recorded(weights))
+            with self._recording(list(weights)) as recorded:
+                loaded = load(recorded)
             self._loaded |= loaded or set()
             return loaded
 
@@ -53,7 +71,8 @@ class RecordedReceive:
         self._partly = _partly_loaded(self.model)
         super().finish_weight_update()  # type: ignore[misc]
         # A tied output layer computes with a packed copy of its own on CPU, which layerwise reload leaves as it was.
-        for layer in self._tied_layers:
+        for name in self._tied or ():
+            layer = self.model.get_submodule(name.rpartition(".")[0])
             if (method := getattr(layer, "quant_method", None)) is not None:
                 method.process_weights_after_loading(layer)
 
@@ -67,10 +86,20 @@ class RecordedReceive:
             raise WeightSyncError("weightSync: got no update; expected one since the engine started. Fix: sync first")
         return ReceivedWeights(dict(self._checksums), self._expected, frozenset(self._loaded - self._partly))
 
-    def _recorded(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, tensor in weights:
-            self._checksums[name] = checksum(tensor)
-            yield name, tensor
+    @contextmanager
+    def _recording(self, weights: list[tuple[str, torch.Tensor]]) -> Iterator[list[tuple[str, torch.Tensor]]]:
+        """Note the weights, and take their checksums: on a CPU beside what happens inside, which reads them too."""
+
+        def record() -> None:
+            self._checksums |= {name: checksum(tensor) if self._verify else None for name, tensor in weights}
+
+        if any(tensor.is_cuda for _, tensor in weights):
+            record()
+            yield weights
+            return
+        done = background(record)
+        yield weights
+        done.result()
 
 
 def _second_names(model: torch.nn.Module) -> frozenset[str]:
@@ -96,11 +125,59 @@ def _partly_loaded(model: torch.nn.Module) -> set[str]:
     return waiting
 
 
-class ReceivedWeightsExtension:
+def _forget_begun(model: torch.nn.Module) -> None:
+    """Drop what an update that broke off left in layers that wait for more, or it would count into the next one."""
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+    for layer in model.modules():
+        if (info := get_layerwise_info(layer)).can_load():
+            info.load_numel = 0
+            info.loaded_weights.clear()
+
+
+def held_weights(model: torch.nn.Module) -> Iterator[dict[str, Any]]:
+    """Arguments of loads that wait for their layer to be complete; to change them changes what is loaded."""
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+    for layer in model.modules():
+        for _, bound in get_layerwise_info(layer).loaded_weights:
+            yield bound.arguments
+
+
+class TransferExtension:
     """Methods that vLLM mixes into its worker (`worker_extension_cls`), reachable by `collective_rpc`."""
 
     weight_transfer_engine: RecordedReceive
+    _weight_update_active: bool
 
     def received_weights(self) -> ReceivedWeights:
         """The record of this worker's last update."""
         return self.weight_transfer_engine.received_weights()
+
+    def attempt_transfer(self, step: str, info: dict[str, Any] | None) -> WeightSyncError | None:
+        """One step of vLLM's weight transfer on this worker.
+
+        An error is returned and not raised: vLLM would not wait for the other workers' answers, and take them for those
+        to the next call.
+        """
+        try:
+            getattr(self, step)(*(() if info is None else (info,)))
+        except Exception as error:
+            logger.exception("weight sync: %s failed", step)
+            # Whoever waits for this worker fails too.
+            self.abandon_weight_update()
+            return error if isinstance(error, WeightSyncError) else _told(step, error)
+        return None
+
+    def abandon_weight_update(self) -> None:
+        """Leave the update that is going on, if any, and the connection to the trainer."""
+        self._weight_update_active = False
+        self.weight_transfer_engine.reset_weight_update_target()  # type: ignore[attr-defined]
+        self.weight_transfer_engine.shutdown()  # type: ignore[attr-defined]
+
+
+def _told(step: str, error: Exception) -> WeightSyncError:
+    return WeightSyncError(
+        f"weightSync: got {type(error).__name__} ({error}) in {step}; expected the engine to take the weights. "
+        "Fix: see the engine's log"
+    )

@@ -15,17 +15,18 @@ class RecordingSource(WeightSource):
     is freed before the next is gathered. A parameter under two names (tied embeddings) is sent once, under the first.
     """
 
-    def __init__(self, module: torch.nn.Module, prefix: str = "", record: bool = True) -> None:
+    def __init__(self, module: torch.nn.Module, prefix: str = "", checksums: bool = True) -> None:
         """Wrap a module.
 
         Args:
             module: The policy.
             prefix: Beginning of parameter names that a checkpoint does not have, such as a wrapper's `model.`;
                 parameters without it are not sent.
-            record: Whether checksums are taken; the sending rank's are enough.
+            checksums: Whether they are taken; the sending rank's are enough.
         """
-        self._module, self._prefix, self._record = module, prefix, record
-        self.checksums: dict[str, int] = {}
+        self._module, self._prefix, self._take = module, prefix, checksums
+        self.checksums: dict[str, int | None] = {}
+        self._pass: Iterator[tuple[str, torch.Tensor]] | None = None
 
     def metadata(self) -> list[ParamMeta]:
         """Names, dtypes and full shapes, without gathering."""
@@ -37,14 +38,23 @@ class RecordingSource(WeightSource):
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         self.checksums = {}
-        return self._materialized()
+        self._pass = self._materialized()
+        return self._pass
+
+    def rewind(self) -> None:
+        """Forget the last pass: a send begins."""
+        self._pass = None
+
+    def drain(self) -> None:
+        """Gather what is left of this send's pass, all of it if it did not begin: the other ranks wait for that."""
+        for _ in self._pass or self:
+            pass
 
     @torch.no_grad()
     def _materialized(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self._parameters():
             tensor = materialize_full_tensor(parameter.detach())
-            if self._record:
-                self.checksums[name] = checksum(tensor)
+            self.checksums[name] = checksum(tensor) if self._take else None
             yield name, tensor
 
     def _parameters(self) -> Iterator[tuple[str, torch.Tensor]]:

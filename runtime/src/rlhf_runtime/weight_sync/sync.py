@@ -1,5 +1,6 @@
 """One sync of all engines, as the driver runs it."""
 
+import logging
 import time
 from dataclasses import dataclass
 from typing import Protocol
@@ -7,11 +8,13 @@ from typing import Protocol
 from rlhf_runtime.errors import RLHFError, WeightSyncError
 from rlhf_runtime.weight_sync.verify import ReceivedWeights, SendReport, verify
 
+logger = logging.getLogger(__name__)
+
 
 class PolicyGroup(Protocol):
     """What a sync asks of the policy's worker group."""
 
-    def send_weights(self) -> list[SendReport]:
+    def send_weights(self, afresh: bool) -> list[SendReport]:
         """`WeightSender.send` on every rank; rank 0's report first."""
 
 
@@ -52,22 +55,25 @@ def sync_weights(policy: PolicyGroup, rollout: RolloutGroup, version: int) -> Sy
         4. compare   what arrived is what was sent, and no parameter was left out
         5. resume
 
+    Steps 2 to 4 are repeated once, in full and over a new connection, when weights did not arrive as they were sent.
+
     Args:
         policy: The policy's worker group.
         rollout: The rollout's worker group.
         version: Version that the weights get.
 
     Raises:
-        WeightSyncError: when a step failed; the engines stay paused.
+        WeightSyncError: when a step failed again, or in a way that no repetition mends; the engines stay paused.
+        RLHFError: of another kind, when a worker is gone.
     """
     start = time.monotonic()
     try:
         rollout.pause()
-        sent = policy.send_weights()[0]
-        rollout.publish_weights(version)
-        for engine, records in enumerate(rollout.received_weights()):
-            for rank, record in enumerate(records):
-                verify(sent.checksums, record, f"engine {engine}, rank {rank}")
+        try:
+            sent = _send(policy, rollout, version, afresh=False)
+        except WeightSyncError as error:
+            logger.warning("Weight sync to version %d failed and is repeated in full: %s", version, error)
+            sent = _send(policy, rollout, version, afresh=True)
         rollout.resume()
     except RLHFError:
         raise
@@ -77,3 +83,12 @@ def sync_weights(policy: PolicyGroup, rollout: RolloutGroup, version: int) -> Sy
             "Fix: see the engine's own message above, then start the job again"
         ) from error
     return SyncReport(version, sent.bytes, time.monotonic() - start)
+
+
+def _send(policy: PolicyGroup, rollout: RolloutGroup, version: int, afresh: bool) -> SendReport:
+    sent = policy.send_weights(afresh)[0]
+    rollout.publish_weights(version)
+    for engine, records in enumerate(rollout.received_weights()):
+        for rank, record in enumerate(records):
+            verify(sent.checksums, record, f"engine {engine}, rank {rank}")
+    return sent

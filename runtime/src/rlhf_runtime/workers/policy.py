@@ -32,6 +32,7 @@ class PolicyWorker(Worker):
     def __init__(self, config: RuntimeConfig) -> None:
         self.ppo = config.algorithm
         self.sync = config.weight_sync
+        self.workers_per_engine = config.rollout.tensor_parallel_size
         self.needs = ["old_log_probs", "advantages"]
         if self.ppo.kl.location == "loss" and self.ppo.kl.coefficient > 0:
             self.needs.append("ref_log_probs")
@@ -85,6 +86,11 @@ class PolicyWorker(Worker):
             "learning_rate": self.engine.learning_rate,
         }
 
+    @register(blocking=False)
+    def digests(self) -> dict[str, int]:
+        """Of each rank, what all of them have to agree on: see `TorchEngine.digests`."""
+        return self.engine.digests()
+
     def _train(self, batch: DataProto, totals: Totals) -> torch.Tensor:
         """One optimizer step; this rank's largest |ratio - 1|, a scalar."""
         mask = token_mask(batch).to(self.device)
@@ -114,21 +120,25 @@ class PolicyWorker(Worker):
 
     @register(Dispatch.ONE_TO_ALL)
     def connect_engines(self, engines: list[Any]) -> None:
-        """Join the rollout engines, given by their actor handles, to receive this policy's weights.
-
-        Raises:
-            WeightSyncError: when they cannot be reached over the config's path.
-        """
-        self._sender = self._sender_cls(self.engine.module, PREFIX, self.sync, engines, self.rank)
+        """Take the rollout engines, given by their actor handles, which receive this policy's weights from now on."""
+        self._sender = self._sender_cls(
+            self.engine.module,
+            PREFIX,
+            self.sync,
+            engines,
+            self.rank,
+            workers_per_engine=self.workers_per_engine,
+            host=self.seat.address,
+        )
 
     @register(Dispatch.ONE_TO_ALL)
-    def send_weights(self) -> SendReport:
-        """Send the weights to every connected engine.
+    def send_weights(self, afresh: bool) -> SendReport:
+        """Send the weights to every connected engine, over a new connection where `afresh`.
 
         Raises:
-            WeightSyncError: when an engine could not take them.
+            WeightSyncError: when an engine could not take them, or cannot be reached over the config's path.
         """
-        return self._sender.send()
+        return self._sender.send(afresh)
 
     @register(Dispatch.ONE_TO_ALL)
     def export(self, folder: str) -> None:

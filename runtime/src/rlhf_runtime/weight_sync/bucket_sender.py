@@ -1,0 +1,81 @@
+"""What the sending side of our transports has in common."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from vllm.distributed.weight_transfer.base import TrainerInitInfo, TrainerWeightTransferEngine, WeightSource
+
+from rlhf_runtime.weight_sync.buckets import Bucket, BucketPlan, TensorSpec, plan_buckets
+from rlhf_runtime.weight_sync.client import EngineClient
+from rlhf_runtime.weight_sync.pipeline import Wait, send_buckets
+
+
+@dataclass
+class BucketInitInfo(TrainerInitInfo):
+    """The trainer's settings; each transport has a subclass under its own `backend`."""
+
+    backend: ClassVar[str] = "rlhf_buckets"
+    bucket_bytes: int
+    """Bytes of the two buffers that buckets travel in; a tensor larger than one of them gets a third of its own."""
+    host: str
+    """This node's address, as the engines reach it."""
+
+
+class BucketSender(TrainerWeightTransferEngine[BucketInitInfo]):
+    """The trainer's side. Only the sending rank has buffers; they are made once and used in every update."""
+
+    init_info_cls = BucketInitInfo
+    client: EngineClient
+    source: WeightSource
+
+    @classmethod
+    def trainer_init(cls, init_info: BucketInitInfo, *, client: Any, source: WeightSource | None = None) -> Self:
+        """Make the buffers and join the engines.
+
+        Raises:
+            WeightSyncError: when that cannot be.
+        """
+        engine = cls(client=client, source=source, is_sender=init_info.is_sender)
+        if engine.is_sender:
+            specs = [TensorSpec(meta.name, meta.dtype, tuple(meta.shape)) for meta in engine.source.metadata()]
+            engine.plan = plan_buckets(specs, init_info.bucket_bytes)
+            engine.join(init_info)
+        return engine
+
+    plan: BucketPlan
+    """How the model is cut into buckets."""
+    slots: tuple[torch.Tensor, ...]
+    """The buffers that they travel in, uint8."""
+
+    @abstractmethod
+    def join(self, init_info: BucketInitInfo) -> None:
+        """Make the buffers and join the engines."""
+
+    @abstractmethod
+    def start(self, bucket: Bucket) -> Wait:
+        """Start the move of a bucket that lies in its slot."""
+
+    def send_weights(self) -> None:
+        """Send every tensor; all ranks call it, since gathering is collective."""
+        if not self.is_sender:
+            for _ in self.source:
+                pass
+            return
+        self.client.start_weight_update()
+        self.send_all()
+        self.client.finish_weight_update()
+
+    def send_all(self) -> None:
+        """Move every bucket."""
+        send_buckets(self.plan, self.slots, self.source, self.start)
+
+
+def lists_of(specs: tuple[TensorSpec, ...]) -> dict[str, list[Any]]:
+    """The specs as vLLM's weight transfer sends them."""
+    return {
+        "names": [spec.name for spec in specs],
+        "dtype_names": [spec.dtype_name for spec in specs],
+        "shapes": [list(spec.shape) for spec in specs],
+    }

@@ -1,0 +1,168 @@
+"""The `gloo` transport: NCCL broadcast's twin on CPU, registered with vLLM's weight-transfer factories.
+
+The sending rank is rank 0 of a group with every worker of every engine. An update is one call to the engines, which
+lists the tensors; both ends cut the list into the same buckets.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
+
+from rlhf_runtime.weight_sync.broadcast import BroadcastGroup, address_towards, find_store, open_store
+from rlhf_runtime.weight_sync.bucket_receiver import BucketReceiver
+from rlhf_runtime.weight_sync.bucket_sender import BucketInitInfo, BucketSender, lists_of
+from rlhf_runtime.weight_sync.buckets import Bucket, BucketPlan, plan_buckets, tensor_specs
+from rlhf_runtime.weight_sync.client import background, root_cause
+from rlhf_runtime.weight_sync.pipeline import Wait, receive_buckets
+from rlhf_runtime.weight_sync.receive import RecordedReceive
+
+BACKEND = "rlhf_gloo"
+
+
+@dataclass
+class GlooInitInfo(WeightTransferInitInfo):
+    """Where the group meets, and how the weights come."""
+
+    host: str
+    port: int
+    """Of the sender's store."""
+    rank_offset: int
+    """Rank of the engine's first worker."""
+    world_size: int
+    """Processes of the group."""
+    bucket_bytes: int
+
+
+@dataclass
+class GlooUpdateInfo(WeightTransferUpdateInfo):
+    """The tensors of an update, in the order that they come."""
+
+    names: list[str]
+    dtype_names: list[str]
+    shapes: list[list[int]]
+
+
+class GlooWeightTransferEngine(BucketReceiver):
+    """The engine's side."""
+
+    init_info_cls = GlooInitInfo
+    update_info_cls = GlooUpdateInfo
+    _group: BroadcastGroup | None = None
+    _slots: tuple[torch.Tensor, ...] = ()
+
+    def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
+        """Join the sender's group.
+
+        Raises:
+            ConnectionLostError: when not all of the group came.
+        """
+        own = self.parallel_config
+        rank = init_info.rank_offset + own.data_parallel_index * own.world_size + own.rank
+        store = find_store(init_info.host, init_info.port, self.timeout_seconds)
+        host = address_towards(init_info.host, init_info.port)
+        self._group = BroadcastGroup(store, rank, init_info.world_size, host, self.timeout_seconds)
+        self._bucket_bytes = init_info.bucket_bytes
+
+    def receive_weights(self, update_info: GlooUpdateInfo) -> None:
+        """Load every bucket, each while the next is on its way.
+
+        Raises:
+            ConnectionLostError: when the sender or another receiver left, or was late.
+        """
+        specs = tensor_specs(update_info.names, update_info.dtype_names, update_info.shapes)
+        plan = plan_buckets(specs, self._bucket_bytes)
+        self._make_slots(plan)
+        deadline = time.monotonic() + self.timeout_seconds
+
+        def start(bucket: Bucket) -> Wait:
+            return self._group.start(self._slots[bucket.slot][: bucket.used], deadline - time.monotonic())
+
+        def load(bucket: Bucket) -> None:
+            slot = self._slots[bucket.slot]
+            self.load_from(slot, list(bucket.views(slot)))
+
+        receive_buckets(plan, start, load)
+
+    def _make_slots(self, plan: BucketPlan) -> None:
+        if plan.slot_bytes != tuple(map(len, self._slots)):
+            self._slots = tuple(torch.empty(size, dtype=torch.uint8) for size in plan.slot_bytes)
+
+    def shutdown(self) -> None:
+        """Leave the group; whoever waits for this worker fails. Its last moves may still write into the buffers."""
+        if self._group is not None:
+            self._group.close()
+        self._slots = ()
+
+
+class RecordedGlooWeightTransferEngine(RecordedReceive, GlooWeightTransferEngine):
+    """The engine's side, with a record of what arrived."""
+
+
+@dataclass
+class GlooTrainerInitInfo(BucketInitInfo):
+    """The trainer's settings."""
+
+    backend: ClassVar[str] = BACKEND
+
+
+class GlooSender(BucketSender):
+    """The trainer's side."""
+
+    init_info_cls = GlooTrainerInitInfo
+    _group: BroadcastGroup | None = None
+
+    def join(self, init_info: BucketInitInfo) -> None:
+        """Open the store and meet every worker of every engine there.
+
+        Raises:
+            WeightSyncError: as an engine raised it, or when not all came.
+        """
+        self.slots = tuple(torch.empty(size, dtype=torch.uint8) for size in self.plan.slot_bytes)
+        timeout, size = self.client.timeout_seconds, self.client.world_size
+        self._store = open_store(init_info.host, timeout)
+        joining = self.client.begin_init(
+            {
+                "host": init_info.host,
+                "port": self._store.port,
+                "rank_offset": 1,
+                "world_size": size,
+                "bucket_bytes": init_info.bucket_bytes,
+            }
+        )
+        # Beside this thread, since nothing ends its wait for an engine that has failed.
+        meeting = background(lambda: BroadcastGroup(self._store, 0, size, init_info.host, timeout))
+        joining.wait()
+        self._group = meeting.result()
+
+    def start(self, bucket: Bucket) -> Wait:
+        """Broadcast a bucket."""
+        return self._group.start(self.slots[bucket.slot][: bucket.used], self.client.remaining())
+
+    def send_all(self) -> None:
+        """Broadcast every bucket while the engines receive.
+
+        Raises:
+            WeightSyncError: as an engine raised it, or when the connection broke.
+        """
+        specs = tuple(spec for bucket in self.plan.buckets for spec in bucket.specs)
+        update = self.client.begin("update_weights", lists_of(specs))
+        try:
+            super().send_all()
+        except Exception as error:
+            # Engines that wait for more fail now, and say so.
+            self.shutdown()
+            raise root_cause([*update.errors(), error]) from error
+        update.wait()
+
+    def shutdown(self) -> None:
+        """Leave the group; engines that wait for more fail."""
+        if self._group is not None:
+            self._group.close()
+
+
+WeightTransferEngineFactory.register_engine(BACKEND, RecordedGlooWeightTransferEngine)
+WeightTransferTrainerFactory.register_engine(BACKEND, GlooSender)
