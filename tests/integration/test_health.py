@@ -1,10 +1,12 @@
 """A dead, stopped or awaited worker ends what the driver waits for and is named: real Ray, two local nodes."""
 
 import os
+import re
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import pytest
 import ray
@@ -36,11 +38,14 @@ def raise_signal(signum: int) -> None:
     os.kill(os.getpid(), signum)
 
 
+@dataclass(frozen=True)
 class OnArrival:
-    """Stops the process that it is sent to, as soon as it is read there."""
+    """Gives a signal to the process that it is sent to, as soon as it is read there."""
+
+    signum: int
 
     def __reduce__(self):
-        return raise_signal, (signal.SIGSTOP,)
+        return raise_signal, (self.signum,)
 
 
 class Plain(Worker):
@@ -75,7 +80,11 @@ class Plain(Worker):
 
 
 class StoppedOnTheWay(Plain):
-    first = OnArrival()
+    first = OnArrival(signal.SIGSTOP)
+
+
+class KilledOnTheWay(Plain):
+    first = OnArrival(signal.SIGKILL)
 
 
 class Ranked(Worker):
@@ -178,6 +187,15 @@ def test_a_worker_stopped_before_it_can_say_who_it_is_is_named(start) -> None:
     message = told(start("actor", StoppedOnTheWay).wait_ready)
     assert "group `actor`, rank " in message
     assert "got a stopped worker (before its start)" in message
+
+
+def test_a_worker_killed_before_it_can_say_who_it_is_ends_the_wait_for_another_group(start) -> None:
+    busy = start("rollout")
+    future = busy.work()
+    start("actor", KilledOnTheWay)
+    message = told(future.get)
+    assert re.match(r"group `actor`, rank \d \(pid \d+ on node", message)
+    assert "got a dead worker (its process ended without a word, as by SIGKILL, before its start)" in message
 
 
 def test_a_call_that_fails_with_another_worker_is_told_as_that_workers_end(start) -> None:

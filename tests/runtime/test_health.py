@@ -279,6 +279,34 @@ def test_a_worker_stopped_before_its_hello_is_named_with_the_process_that_was_fo
     assert "rank 0 (pid 77 on node 10.0.0.1): got a stopped worker (before its start)" in str(watch.verdict.error())
 
 
+def test_a_stopped_process_found_for_another_is_told_as_the_member_that_it_is() -> None:
+    watch, (ward,) = watched(1)
+    watch.expect("late", [Member("rollout", 0, "10.0.0.1", node_id="n")], None, 0.0)
+    [asked_late] = [question for question in watch.questions(11.0) if question.ward is not ward]
+    watch.answer(asked_late, Finding("stopped", 0, ward.process.pid), 12.0)
+    assert watch.verdict.member == ward.member
+
+
+def test_a_death_before_the_hello_waits_for_the_answer_that_may_explain_it() -> None:
+    for finding, got in [(Finding("stopped", 0, 7), "stopped"), (Finding("working", 0), "dead"), (None, "dead")]:
+        watch = Watch()
+        watch.expect("token", [Member("actor", 0, "10.0.0.1", node_id="n")], None, 0.0)
+        [question] = watch.questions(11.0)
+        watch.stillborn("token", 0, 7, "killed")
+        assert watch.verdict is None
+        watch.answer(question, finding, 12.0)
+        assert f"(pid 7 on node 10.0.0.1): got a {got} worker" in str(watch.verdict.error())
+
+
+def test_a_worker_that_died_before_its_hello_is_told_unless_its_group_was_ended() -> None:
+    watch = Watch()
+    watch.expect("token", [Member("actor", 0, "10.0.0.1")], None, 0.0)
+    watch.stillborn("ended", 0, 6, "killed")
+    assert watch.verdict is None
+    watch.stillborn("token", 0, 7, "killed")
+    assert "(pid 7 on node 10.0.0.1): got a dead worker (killed, before its start)" in str(watch.verdict.error())
+
+
 def test_a_monitor_that_slept_blames_nobody() -> None:
     watch, _ = watched(1)
     watch.overslept(300.0)

@@ -5,7 +5,6 @@ only follow from another's, such as a connection that its peer closed, is told a
 which worker of any group failed first; without it, the other ranks get a moment to show the cause.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,12 +14,10 @@ from ray.exceptions import RayError, RayTaskError
 
 from rlhf_runtime.errors import InfrastructureError, RLHFError
 from rlhf_runtime.single_controller.health import HealthMonitor
+from rlhf_runtime.single_controller.ray_errors import exit_known, pid_of, reason
 from rlhf_runtime.single_controller.watch import Member, Verdict
 
 _CAUSE_GRACE_SECONDS = 5.0
-_EXIT = re.compile(r"exit code .*?(?= Some common causes|$)|.*(?:OOM|low on memory).*")
-"""What Ray may know of a worker's end beyond that it ended."""
-_PID = re.compile(r"\bpid: (\d+)")
 
 
 def gather(refs: Sequence[ray.ObjectRef], members: Sequence[Member], health: HealthMonitor | None = None) -> list[Any]:
@@ -99,21 +96,13 @@ def _in_words(error: RayError, member: Member) -> Exception:
         return cause
     dead = cause is error
     got = "a dead worker" if dead else "a failed call to another worker"
-    if dead and member.pid is None and (pid := _PID.search(str(error))):
-        member = replace(member, pid=int(pid[1]))
-    return Verdict(member, f"{got} ({_reason(cause)})").error()
+    if dead and member.pid is None:
+        member = replace(member, pid=pid_of(error))
+    return Verdict(member, f"{got} ({reason(cause)})").error()
 
 
 def _what_ray_knows(error: RayError, member: Member, verdict: Verdict) -> str:
-    """Ray's words for the end of the worker that the verdict names: an exit code, or that Ray ended it for memory."""
+    """What else Ray knows of the end of the worker that the verdict names."""
     if isinstance(error, RayTaskError) or (member.group, member.rank) != (verdict.member.group, verdict.member.rank):
         return ""
-    known = _EXIT.search(_reason(error))
-    return known[0].strip(" .") if known else ""
-
-
-def _reason(error: object) -> str:
-    """Ray's own words without its lists of ids and guesses."""
-    text = " ".join(str(error).split())
-    reason = text.split("The actor is dead because ")[-1].split("Some common causes")[0].strip(" .")
-    return "its process ended without a word, as by SIGKILL" if reason.endswith("End of file") else reason
+    return exit_known(error)

@@ -15,13 +15,16 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import ray
+from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlhf_runtime.single_controller.probe import Finding, ProcessId, examine, examine_siblings
 from rlhf_runtime.single_controller.pulse import Beacon, Beat
+from rlhf_runtime.single_controller.ray_errors import pid_of, reason
 from rlhf_runtime.single_controller.watch import Member, Question, Verdict, Ward, Watch
 
 TICK_SECONDS = 0.5
@@ -110,6 +113,22 @@ class HealthMonitor:
             self._watch.expect(token, members, timeout_seconds, time.monotonic())
             self._ends[token] = end
         return Beacon(*self._address, token)
+
+    def attend(self, beacon: Beacon, starts: Sequence[ray.ObjectRef]) -> None:
+        """Take note of workers that die before they can say hello.
+
+        Args:
+            beacon: The group's.
+            starts: The first call on each of its workers, in rank order.
+        """
+        for rank, start in enumerate(starts):
+            start.future().add_done_callback(partial(self._note_start, beacon.token, rank))
+
+    def _note_start(self, token: str, rank: int, start: "Future[Any]") -> None:
+        error = start.exception()
+        if isinstance(error, RayActorError):
+            with self._changed:
+                self._watch.stillborn(token, rank, pid_of(error), reason(error))
 
     def forget(self, beacon: Beacon) -> None:
         """The group's workers are about to be ended on purpose."""

@@ -95,7 +95,9 @@ class LocalCluster:
             InfrastructureError: when Ray cannot be started or found.
         """
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of calls that are not waited for after a failure
         logging.getLogger("ray").setLevel(logging.ERROR)
+        ray._private.worker.print_to_stdstream = _keep_to_itself
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         if self._environment:
             options["runtime_env"] = {"env_vars": self._environment}
@@ -146,6 +148,11 @@ class LocalCluster:
 
     def __exit__(self, *exception: object) -> None:
         self.shutdown()
+
+
+def _keep_to_itself(message: dict[str, Any], ignore_prefix: bool) -> None:
+    """What Ray would print between the run's own lines, whatever its log level: our errors say it better."""
+    logging.getLogger("ray").info("%s", "\n".join(message["lines"]))
 
 
 @contextmanager

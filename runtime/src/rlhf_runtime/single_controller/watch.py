@@ -94,6 +94,8 @@ class Ward:
     """When it last called another method or began another collective."""
     trace: list[str] = field(default_factory=list)
     """What its process wrote besides beats since the latest one."""
+    obituary: str = ""
+    """What Ray told of its death before its hello."""
     asked: float | None = None
     """When its node was asked about it; None while no answer is due."""
     answered: float = float("-inf")
@@ -150,6 +152,16 @@ class Watch:
         ward.heard = ward.moved = now
         return ward
 
+    def stillborn(self, token: str, rank: int, pid: int | None, reason: str) -> None:
+        """A worker died before it could say hello."""
+        ward = self._groups[token][rank] if token in self._groups else None
+        if ward is None or ward.process is not None:
+            return
+        ward.member = replace(ward.member, pid=pid)
+        ward.obituary = f"a dead worker ({reason}, {ward.doing()})"
+        if not ward.suspected:  # or the look at it may have found it stopped, and ended it
+            self._settle(ward, ward.obituary)
+
     def beat(self, ward: Ward, beat: Beat, now: float) -> None:
         """A member lives."""
         if (beat.activity, beat.since, beat.collectives) != (
@@ -201,17 +213,25 @@ class Watch:
         ward.asked, ward.answered = None, now
         if not self._is_watched(ward):
             return
-        if finding is None:
-            # Of a worker that could not start Ray tells.
-            if ward.process is not None and self._is_suspect(ward, now):
-                self._settle(ward, f"no sign of life and no answer from its node ({ward.doing()})")
-        elif finding.state == "gone":
+        if finding is not None and finding.state == "gone":
             self._settle(ward, f"a dead worker ({_killed(ward, finding)}, {ward.doing()})")
-        elif finding.state in question.fatal:
-            ward.member = replace(ward.member, pid=finding.pid)
-            silent = "" if finding.state == "stopped" else f" that gave no sign of life for {now - ward.heard:.0f} s"
+        elif finding is not None and finding.state in question.fatal:
+            found = self._holder(ward, finding)
+            silent = "" if finding.state == "stopped" else f" that gave no sign of life for {now - found.heard:.0f} s"
             what = {"stopped": "stopped", "waiting": "stuck", "working": "busy"}[finding.state]
-            self._settle(ward, f"a {what} worker{silent} ({ward.doing()}), now killed")
+            self._settle(found, f"a {what} worker{silent} ({found.doing()}), now killed")
+        elif ward.obituary:
+            self._settle(ward, ward.obituary)
+        elif finding is None and ward.process is not None and self._is_suspect(ward, now):
+            self._settle(ward, f"no sign of life and no answer from its node ({ward.doing()})")
+
+    def _holder(self, ward: Ward, finding: Finding) -> Ward:
+        """The member whose process was found: where it did not say hello, its node was asked for any."""
+        for other in self._wards():
+            if other.process and other.process.pid == finding.pid and other.member.node_id == ward.member.node_id:
+                return other
+        ward.member = replace(ward.member, pid=finding.pid)
+        return ward
 
     def compare_ranks(self, now: float) -> None:
         """Find the ranks that the others of their group wait for too long."""

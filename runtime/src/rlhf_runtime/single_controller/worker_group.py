@@ -41,7 +41,7 @@ from rlhf_runtime.single_controller.watch import Member
 from rlhf_runtime.single_controller.worker import RayClassWithInitArgs, Worker
 
 _INLINE = (bool, int, float, type(None), ray.ObjectRef, ActorHandle)
-"""Types that travel inside each call; everything else is put into the object store, each value once a call."""
+"""Types that several ranks are given as they are; everything else that they share is put into the object store."""
 
 
 class RayWorkerGroup:
@@ -113,6 +113,8 @@ class RayWorkerGroup:
                     actor.options(scheduling_strategy=strategy, **options).remote(seat, timeout_seconds, self._beacon)
                 )
             self._start(ray_cls_with_init)
+            if health is not None and self._beacon is not None:
+                health.attend(self._beacon, self._entered)
         except BaseException:
             self.shutdown()
             raise
@@ -189,7 +191,8 @@ class RayWorkerGroup:
     ) -> WorkerFuture:
         """Call any method of the workers with a batch, without waiting.
 
-        The batch is cut here; each chunk is put into the object store once, and its rank alone fetches it.
+        The batch is cut here; each chunk is serialised once and its rank alone gets it, through the object store where
+        it is large.
 
         Args:
             method: Name of the method; `register` need not have marked it.
@@ -296,11 +299,12 @@ def _kill(workers: Sequence[ActorHandle]) -> None:
 
 
 def _sent(argument: Shared | PerRank, ranks: Sequence[int]) -> list[Any]:
-    """What the call of each of these ranks carries of an argument: a value serialised once, in the object store."""
+    """What the call of each of these ranks carries of an argument, so that each value is serialised once.
+
+    Ray itself puts a large one into the object store, and lets a small one travel with its call.
+    """
     if isinstance(argument, PerRank):
-        return [_stored(argument.values[rank]) for rank in ranks]
-    return [_stored(argument.value)] * len(ranks)
-
-
-def _stored(value: Any) -> Any:
-    return value if isinstance(value, _INLINE) else ray.put(value)
+        return [argument.values[rank] for rank in ranks]
+    value = argument.value
+    alone = len(ranks) == 1 or isinstance(value, _INLINE)
+    return [value if alone else ray.put(value)] * len(ranks)
