@@ -26,6 +26,7 @@ from rlhf_runtime.algorithms.losses import score_tokens
 from rlhf_runtime.engines.optimizer import Step, Stepper
 from rlhf_runtime.engines.sequences import BLANK, Sequences
 from rlhf_runtime.errors import InputError
+from rlhf_runtime.weight_sync.verify import checksum
 
 PREFIX = "network."
 """What the engine puts before the names that Hugging Face gives to a model's parameters."""
@@ -243,6 +244,19 @@ class TorchEngine:
             shutil.rmtree(folder, ignore_errors=True)
             scratch.rename(folder)
         dist.barrier()
+
+    @torch.no_grad()
+    def digests(self) -> dict[str, int]:
+        """What all ranks have to agree on. All ranks call it.
+
+        Returns:
+            The checksum of each parameter, as this rank gathers it, one at a time, and of each buffer, by name; under
+            `optimizer steps` how many there were.
+        """
+        found = {"optimizer steps": self.stepper.steps if self.stepper else 0}
+        for name, tensor in (*self.module.named_parameters(), *self.module.named_buffers()):
+            found[name] = checksum(tensor.full_tensor() if isinstance(tensor, DTensor) else tensor)
+        return found
 
     def _passes(self, sequences: Sequences) -> Iterator[list[int]]:
         """Rows of each forward pass; empty ones at the end, so that every rank makes as many collectives."""
