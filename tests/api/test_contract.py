@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 from rlhf_api import RLHFJob, SpecError
+from rlhf_api.algorithm import ALGORITHMS
 from rlhf_api.errors import format_path
 from ruamel.yaml import YAML
 
@@ -44,12 +45,76 @@ def test_of_the_whole_design_only_what_is_not_built_is_refused():
     }
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "rloo", "reinforcePlusPlus"])
-def test_a_planned_algorithm_is_not_supported_rather_than_missing_ppo(manifest, algorithm):
-    manifest["spec"]["algorithm"] = {algorithm: {}}
-    errors = errors_of(manifest)
-    assert list(errors) == [f"spec.algorithm.{algorithm}"]
-    assert "not supported yet" in errors[f"spec.algorithm.{algorithm}"].fix
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_each_algorithm_stands_alone_with_its_own_defaults(manifest, name):
+    manifest["spec"]["algorithm"] = {name: {}}
+    algorithm = RLHFJob.parse(manifest).spec.algorithm
+    assert algorithm.name == name
+    kl = algorithm.settings.kl
+    expected = {
+        "ppo": (0.001, "k1", "reward", "tokenMean", True),
+        "grpo": (0.04, "k3", "loss", "sequenceMeanTokenMean", False),
+        "rloo": (0.05, "k1", "reward", "sequenceMeanTokenSum", False),
+        "reinforcePlusPlus": (0.01, "k1", "reward", "tokenMean", True),
+    }[name]
+    settings = algorithm.settings
+    assert (kl.coefficient, kl.estimator, kl.location, settings.loss_aggregation, settings.whiten) == expected
+
+
+def test_a_part_of_the_kl_leaves_the_algorithms_other_defaults(manifest):
+    manifest["spec"]["algorithm"] = {"grpo": {"kl": {"coefficient": 0.5}}}
+    kl = RLHFJob.parse(manifest).spec.algorithm.settings.kl
+    assert (kl.coefficient, kl.estimator, kl.location) == (0.5, "k3", "loss")
+
+
+@pytest.mark.parametrize("given", [{}, {"ppo": None}])
+def test_no_algorithm_is_too_few(manifest, given):
+    manifest["spec"]["algorithm"] = given
+    error = errors_of(manifest)["spec.algorithm"]
+    assert error.expected == "exactly one of ppo, grpo, rloo, reinforcePlusPlus"
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (
+            {"kl": {"estimator": "k1", "in": "loss"}},
+            "spec.algorithm.ppo.kl: got k1 in the loss, whose gradient is 0 on average; expected k2 or k3 in the loss. "
+            "Fix: use `estimator: k2`, whose gradient is the KL's own, or `in: reward`",
+        ),
+        (
+            {"kl": {"estimator": "k3", "in": "loss", "adaptive": {"target": 0.1}}},
+            "spec.algorithm.ppo.kl: got `adaptive` with `in: loss`; expected a fixed coefficient in the loss. "
+            "Fix: use `in: reward`",
+        ),
+        (
+            {"kl": {"coefficient": 0, "adaptive": {"target": 0.1}}},
+            "spec.algorithm.ppo.kl: got `adaptive` with coefficient 0, which it only multiplies; expected a positive "
+            "one. Fix: start from a positive coefficient, or remove `adaptive`",
+        ),
+        (
+            {"kl": {"adaptive": {"horizon": 100}}},
+            "spec.algorithm.ppo.kl.adaptive.target: got nothing; expected a value. Fix: add `target`",
+        ),
+        (
+            {"lossConstant": 64},
+            "spec.algorithm.ppo: got `lossConstant` with `lossAggregation: tokenMean`; expected it with `constant` "
+            "alone. Fix: use `lossAggregation: constant`, or remove `lossConstant`",
+        ),
+        (
+            {"dualClip": 1},
+            "spec.algorithm.ppo.dualClip: got 1; expected a value greater than 1. Fix: give such a value",
+        ),
+        (
+            {"lossAggregation": "token-mean"},
+            "spec.algorithm.ppo.lossAggregation: got 'token-mean'; expected one of 'tokenMean', "
+            "'sequenceMeanTokenMean', 'sequenceMeanTokenSum' or 'constant'. Fix: did you mean 'tokenMean'?",
+        ),
+    ],
+)
+def test_constants_that_contradict_each_other_are_refused_with_the_reason(manifest, settings, line):
+    manifest["spec"]["algorithm"]["ppo"] = settings
+    assert [str(error) for error in errors_of(manifest).values()] == [line]
 
 
 def test_a_planned_source_is_one_error(manifest):

@@ -12,9 +12,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from rlhf_api import RuntimeConfig
+from rlhf_runtime.errors import DesyncError
 from rlhf_runtime.models import load_tokenizer
 from rlhf_runtime.protocol import DataProto
 from rlhf_runtime.ragged import ragged
+from rlhf_runtime.replicas import require_agreement
 from rlhf_runtime.single_controller.worker import Seat
 from rlhf_runtime.workers.critic import CriticWorker
 from rlhf_runtime.workers.policy import PolicyWorker
@@ -23,6 +25,9 @@ SIZES = [(3, 5), (9, 1), (1, 8), (6, 3), (2, 6)]
 """Prompt and response tokens of each row: in chunks of 2 ranks, the first is longer and needs more micro-batches."""
 CASES = [(rows, tokens) for rows in (1, 2, 5) for tokens in (1, 24, 512)]
 """Rows of the batch, and the token budget of a micro-batch."""
+
+BUFFER = "network.model.rotary_emb.inv_freq"
+"""What FSDP does not shard."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,9 @@ def config(folder: Path) -> RuntimeConfig:
             "models": {role: {"random": model} for role in ("policy", "critic", "reference")},
             "rewards": [{"name": "digits", "function": {"name": "digit_share"}}],
             "data": {"prompts": {"builtin": "arithmetic"}},
-            "algorithm": {"kl": {"in": "loss", "coefficient": 0.1}, "entropyCoefficient": 0.1},
+            "algorithm": {
+                "ppo": {"kl": {"in": "loss", "estimator": "k3", "coefficient": 0.1}, "entropyCoefficient": 0.1}
+            },
             "rollout": {"temperature": 0.7},
             "training": {
                 "steps": 1,
@@ -61,8 +68,15 @@ def config(folder: Path) -> RuntimeConfig:
                 "criticOptimizer": optimizer,
                 "microBatchTokens": 512,
             },
-            "groups": [{**group, "bundle": {"CPU": 1}, "strategy": "PACK"}],
-            "weightSync": {"transport": "shm", "reason": "one node", "bucketBytes": 1024},
+            "groups": [{**group, "bundle": {"CPU": 1}, "strategy": "PACK", "fallback": []}],
+            "engines": 1,
+            "weightSync": {
+                "transport": "shm",
+                "reason": "one node",
+                "bucketBytes": 1024,
+                "verify": True,
+                "timeoutSeconds": 60,
+            },
             "pythonPath": [],
             "observability": {},
             "localNodes": [],
@@ -116,7 +130,17 @@ def play(folder: Path, rank: int, world_size: int) -> dict[tuple[int, int], Outc
         values = critic.compute_values(batch).batch["values"].unbind()
         outcomes[rows, tokens] = Outcome(metrics, dict(gradients), list(log_probs), list(values))
     policy.export(str(folder / f"export-{world_size}"))
+    torch.save([policy.digests(), damaged(policy).digests()], folder / f"digests-{rank}-of-{world_size}.pt")
     return outcomes
+
+
+def damaged(policy: PolicyWorker) -> PolicyWorker:
+    """The worker after one bit of what every rank has whole was lost on rank 1."""
+    if policy.rank == 1:
+        name, buffer = next(iter(policy.engine.module.named_buffers()))
+        assert name == BUFFER
+        buffer.view(torch.int32)[0] ^= 1
+    return policy
 
 
 def play_in_group(folder: Path, rank: int, world_size: int) -> dict[tuple[int, int], Outcome]:
@@ -186,6 +210,17 @@ def test_two_ranks_export_the_model_that_one_does(folder: Path) -> None:
     assert one.keys() == two.keys()
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert load_tokenizer(folder / "export-2").eos_token_id is not None
+
+
+@pytest.mark.usefixtures("outcomes")
+def test_ranks_agree_until_one_bit_of_one_of_them_is_lost(folder: Path) -> None:
+    ranks = [torch.load(folder / f"digests-{rank}-of-2.pt") for rank in range(2)]
+    before, after = ([rank[index] for rank in ranks] for index in range(2))
+    [alone, _] = torch.load(folder / "digests-0-of-1.pt")
+    assert before == [alone, alone]
+    require_agreement("policy", before)
+    with pytest.raises(DesyncError, match=rf"^policy: got {BUFFER} \d+ on rank 1; expected \d+, as on rank 0"):
+        require_agreement("policy", after)
 
 
 if __name__ == "__main__":

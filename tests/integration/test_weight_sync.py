@@ -289,7 +289,7 @@ class Stage:
                 "models": dict.fromkeys(("policy", "critic", "reference"), policy),
                 "rewards": [{"name": "digits", "function": {"name": "digit_share"}}],
                 "data": {"prompts": {"builtin": "arithmetic"}, "maxPromptLength": 224, "maxResponseLength": 16},
-                "algorithm": {},
+                "algorithm": {"ppo": {}},
                 "rollout": {"temperature": 0.7, "gpuMemoryUtilization": 0.3},
                 "engines": 2,
                 "training": {"steps": 1, "policyOptimizer": {}, "criticOptimizer": {}, "microBatchTokens": 512},
@@ -449,9 +449,7 @@ def test_a_sync_that_goes_wrong_twice_names_the_first_tensor(
     assert stage.greedy() == synced["after"]
 
 
-@pytest.mark.parametrize(
-    ("how", "told"), [("flipped", "up_proj.weight: got checksum"), ("engine fails", "layers.9")]
-)
+@pytest.mark.parametrize(("how", "told"), [("flipped", "up_proj.weight: got checksum"), ("engine fails", "layers.9")])
 def test_a_sync_that_goes_wrong_once_is_repeated_and_says_so(
     stage: Stage, synced: dict[str, Any], how: str, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -206,7 +206,7 @@ RICH: dict[str, Any] = {
             {"name": "mine", "weight": 0.5, "function": {"importPath": "a.b:c"}},
         ],
         "data": {"prompts": {"inline": ["1+1=", {"prompt": "2+2=", "answer": 4}]}, "batchSize": 4},
-        "algorithm": {"ppo": {"clipRange": {"low": 0.1}, "kl": {"in": "loss"}, "valueClipRange": None}},
+        "algorithm": {"ppo": {"clipRange": {"low": 0.1}, "kl": {"in": "loss", "estimator": "k3"}, "valueClipRange": None}},
         "rollout": {"samplesPerPrompt": 2, "temperature": 0.7, "tensorParallelSize": 2},
         "training": {"steps": 3, "optimizer": {"betas": [0.9, 0.95]}},
         "nodePools": [
@@ -290,7 +290,7 @@ def test_any_change_of_a_manifest_is_planned_or_refused_with_paths(data):
 
 def test_the_rich_manifest_is_right_as_it_stands():
     plan = build_plan(RLHFJob.parse(copy.deepcopy(RICH)), "runs/rich")
-    assert plan.config.algorithm.value_clip_range is None
+    assert plan.config.algorithm.ppo.value_clip_range is None
     assert RuntimeConfig.parse(json.loads(plan.config.model_dump_json(by_alias=True))) == plan.config
 
 

@@ -34,7 +34,7 @@ def make_config(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Runti
             "models": {role: {"random": TINY} for role in ("policy", "critic", "reference")},
             "rewards": [{"name": "digits", "function": {"name": "digit_share"}}],
             "data": {"prompts": {"builtin": "arithmetic"}, "maxPromptLength": 8, "maxResponseLength": 8},
-            "algorithm": {},
+            "algorithm": {"ppo": {}},
             "rollout": {},
             "training": {"steps": 12, "policyOptimizer": {}, "criticOptimizer": {}, "microBatchTokens": 512},
             "groups": [{**group, "bundle": {"CPU": 1}, "strategy": "PACK", "fallback": []}],

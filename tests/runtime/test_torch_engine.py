@@ -274,7 +274,7 @@ def test_an_update_favours_tokens_of_positive_advantage(make_config, peaked: Pat
 
 @pytest.mark.parametrize("mini_batch_size", [None, 1, 2, 3, 7])
 def test_any_mini_batch_size_takes_each_row_once_an_epoch(make_config, peaked: Path, mini_batch_size) -> None:
-    config = make_config(algorithm={"miniBatchSize": mini_batch_size, "epochs": 2})
+    config = make_config(algorithm={"ppo": {"miniBatchSize": mini_batch_size, "epochs": 2}})
     policy = PolicyWorker(with_policy(config, peaked, learning_rate=0.0))
     batch = experience(sequences(), policy, torch.ones)
     metrics = policy.update(batch)
@@ -300,7 +300,7 @@ def test_padding_rows_change_nothing(make_config, peaked: Path, rows: int) -> No
 
 
 def test_a_kl_in_the_loss_pulls_towards_the_reference(make_config, peaked: Path) -> None:
-    config = make_config(algorithm={"kl": {"coefficient": 1.0, "in": "loss", "estimator": "k2"}, "epochs": 8})
+    config = make_config(algorithm={"ppo": {"kl": {"coefficient": 1.0, "in": "loss", "estimator": "k2"}, "epochs": 8}})
     policy = PolicyWorker(with_policy(config, peaked))
     batch = experience(sequences(), policy, torch.zeros)
     target = ragged([row + 0.5 for row in batch.batch["old_log_probs"].unbind()])
@@ -311,7 +311,7 @@ def test_a_kl_in_the_loss_pulls_towards_the_reference(make_config, peaked: Path)
 
 
 def test_an_entropy_bonus_raises_the_entropy(make_config, peaked: Path) -> None:
-    policy = PolicyWorker(with_policy(make_config(algorithm={"entropyCoefficient": 1.0, "epochs": 5}), peaked))
+    policy = PolicyWorker(with_policy(make_config(algorithm={"ppo": {"entropyCoefficient": 1.0, "epochs": 5}}), peaked))
     batch = experience(sequences(), policy, torch.zeros)
     policy.update(batch)
     after = policy.compute_log_probs(batch).batch["entropy"].values()
@@ -340,7 +340,7 @@ def test_a_reference_agrees_with_the_policy_that_it_started_from(make_config, pe
 
 
 def test_a_critic_starts_at_0_and_learns_its_targets(make_config, peaked: Path) -> None:
-    config = make_config(algorithm={"valueClipRange": None, "epochs": 15})
+    config = make_config(algorithm={"ppo": {"valueClipRange": None, "epochs": 15}})
     critic = CriticWorker(with_policy(config, peaked, learning_rate=1e-2))
     rows = sequences()
     batch = DataProto.from_dict({"prompt_ids": ragged(rows.prompts), "response_ids": ragged(rows.responses)})

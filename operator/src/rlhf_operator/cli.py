@@ -16,6 +16,7 @@ from rlhf_api import FieldError, SpecError
 
 from rlhf_operator import run_folder
 from rlhf_operator.bundles import Bundles
+from rlhf_operator.defaults import resolved
 from rlhf_operator.local import parse_mounts, plan_here, visible_gpus
 from rlhf_operator.manifest import read_manifest
 from rlhf_operator.plan import Plan, build_plan
@@ -82,8 +83,8 @@ def plan(file: File) -> None:
         made = build_plan(job, f"runs/{job.metadata.name}")
     _print_plan(made)
     batch, samples = made.config.data.batch_size, made.config.rollout.samples_per_prompt
-    mini_batch = made.config.algorithm.mini_batch_size or batch * samples
-    updates = made.config.algorithm.epochs * -(-batch * samples // mini_batch)
+    settings = made.config.algorithm.settings
+    updates = settings.epochs * -(-batch * samples // resolved(settings.mini_batch_size))
     typer.echo(
         f"Each of {made.config.training.steps} steps: {batch} prompts x {samples} = {batch * samples} samples, "
         f"{updates} optimizer step{'s' * (updates > 1)}"

@@ -1,12 +1,13 @@
 """Defaults that depend on other fields. Literal defaults stand in the contract's models."""
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 from rlhf_api import RLHFJob, RLHFJobSpec
 from rlhf_api.algorithm import Algorithm
 from rlhf_api.placement import Placement, PlacementGroup
 from rlhf_api.pools import NodePool
-from rlhf_api.roles import ROLES, Models, ReferenceSource
+from rlhf_api.roles import Models, ReferenceSource, Role
 from rlhf_api.training import Training
 
 T = TypeVar("T")
@@ -30,40 +31,49 @@ def apply_defaults(job: RLHFJob) -> RLHFJob:
     """
     spec = job.spec
     pools = [_pool(pool) for pool in spec.node_pools]
+    placement = _placement(spec.placement or _colocated(pools[0], spec.algorithm.roles), pools)
     derived = {
-        "models": _models(spec.models),
+        "models": _models(spec.models, spec.algorithm, placement),
         "algorithm": _algorithm(spec),
-        "training": _training(spec.training),
+        "training": _training(spec.training, spec.algorithm),
         "node_pools": pools,
-        "placement": _placement(spec.placement or _colocated(pools[0]), pools),
+        "placement": placement,
     }
     return job.model_copy(update={"spec": spec.model_copy(update=derived)})
 
 
-def _models(models: Models) -> Models:
-    policy, reference = models.policy, models.reference
-    if reference is None or (reference.path is None and reference.random is None):
+def _models(models: Models, algorithm: Algorithm, placement: Placement) -> Models:
+    """Critic and reference start as the policy does, where there is one."""
+    policy, critic, reference = models.policy, models.critic, models.reference
+    placed = any("reference" in group.roles for group in placement.groups)
+    if placed and (reference is None or (reference.path is None and reference.random is None)):
         reference = ReferenceSource(path=policy.path, random=policy.random)
-    return models.model_copy(update={"critic": models.critic or policy, "reference": reference})
+    if algorithm.ppo and critic is None:
+        critic = policy
+    return models.model_copy(update={"critic": critic, "reference": reference})
 
 
 def _algorithm(spec: RLHFJobSpec) -> Algorithm:
-    ppo = spec.algorithm.ppo
-    whole_batch = spec.data.batch_size * spec.rollout.samples_per_prompt
-    derived = ppo.model_copy(update={"mini_batch_size": ppo.mini_batch_size or whole_batch})
-    return spec.algorithm.model_copy(update={"ppo": derived})
+    settings = spec.algorithm.settings
+    mini_batch = settings.mini_batch_size or spec.data.batch_size * spec.rollout.samples_per_prompt
+    constant = settings.loss_constant
+    if settings.loss_aggregation == "constant" and constant is None:
+        constant = float(mini_batch * spec.data.max_response_length)
+    derived = settings.model_copy(update={"mini_batch_size": mini_batch, "loss_constant": constant})
+    return spec.algorithm.with_settings(derived)
 
 
-def _training(training: Training) -> Training:
-    return training.model_copy(update={"critic_optimizer": training.critic_optimizer or training.optimizer})
+def _training(training: Training, algorithm: Algorithm) -> Training:
+    critic = training.critic_optimizer or (training.optimizer if algorithm.ppo else None)
+    return training.model_copy(update={"critic_optimizer": critic})
 
 
 def _pool(pool: NodePool) -> NodePool:
     return pool.model_copy(update={"device": pool.device or ("cuda" if pool.gpus_per_node > 0 else "cpu")})
 
 
-def _colocated(pool: NodePool) -> Placement:
-    return Placement(groups=[PlacementGroup(name="all", pool=pool.name, roles=list(ROLES))])
+def _colocated(pool: NodePool, roles: Sequence[Role]) -> Placement:
+    return Placement(groups=[PlacementGroup(name="all", pool=pool.name, roles=list(roles))])
 
 
 def _placement(placement: Placement, pools: list[NodePool]) -> Placement:

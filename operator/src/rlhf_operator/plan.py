@@ -70,12 +70,12 @@ def _runtime_config(
         models=_models(spec),
         rewards=spec.rewards,
         data=spec.data,
-        algorithm=spec.algorithm.ppo,
+        algorithm=spec.algorithm,
         rollout=spec.rollout,
         training=TrainingLoop(
             steps=spec.training.steps,
             policy_optimizer=spec.training.optimizer,
-            critic_optimizer=resolved(spec.training.critic_optimizer),
+            critic_optimizer=spec.training.critic_optimizer,
             micro_batch_tokens=spec.training.micro_batch_tokens,
         ),
         groups=[_worker_group(group) for group in placing_order(groups)],
@@ -92,11 +92,11 @@ def _runtime_config(
 
 
 def _models(spec: RLHFJobSpec) -> RoleModels:
-    reference = resolved(spec.models.reference)
+    reference = spec.models.reference
     return RoleModels(
         policy=spec.models.policy,
-        critic=resolved(spec.models.critic),
-        reference=ModelSource(path=reference.path, random=reference.random),
+        critic=spec.models.critic,
+        reference=ModelSource(path=reference.path, random=reference.random) if reference else None,
     )
 
 
@@ -116,7 +116,8 @@ def _worker_group(bundles: Bundles) -> WorkerGroup:
 def _decisions(written: RLHFJobSpec, placing: Placing) -> list[str]:
     notes, used = list(placing.notes), [group.pool.name for group in placing.groups]
     if written.placement is None:
-        notes.append(f"placement was left out: every role is colocated in one group on pool `{used[0]}`")
+        roles = ", ".join(written.algorithm.roles)
+        notes.append(f"placement was left out: {roles} are colocated in one group on pool `{used[0]}`")
     idle = [pool.name for pool in written.node_pools if pool.name not in used]
     if idle:
         notes.append(f"no group uses {', '.join(f'pool `{name}`' for name in idle)}")

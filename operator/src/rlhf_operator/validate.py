@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from rlhf_api import FieldError, RLHFJob, RLHFJobSpec
 from rlhf_api.placement import PlacementGroup
 from rlhf_api.pools import NodePool
-from rlhf_api.roles import ROLES, TORCH_ROLES
+from rlhf_api.roles import TORCH_ROLES
 
 Check = Callable[[RLHFJobSpec], Iterator[FieldError]]
 
@@ -56,11 +56,32 @@ def _every_role_once(spec: RLHFJobSpec) -> Iterator[FieldError]:
             if role in places:
                 yield FieldError(here, f"`{role}` again", "each role once", f"remove it here or at {places[role]}")
             places.setdefault(role, here)
-    for role in ROLES:
+    for role in spec.algorithm.roles:
         if role not in places:
-            yield FieldError(
-                "spec.placement.groups", f"no `{role}`", "each role in one group", f"add `{role}` to a group's roles"
-            )
+            fix = f"add `{role}` to a group's roles"
+            fix += f", or set the kl.coefficient of {spec.algorithm.name} to 0" * (role == "reference")
+            yield FieldError("spec.placement.groups", f"no `{role}`", "each role in one group", fix)
+
+
+def _critic_with_ppo_alone(spec: RLHFJobSpec) -> Iterator[FieldError]:
+    if spec.algorithm.ppo:
+        return
+    given = [
+        f"{path}.roles[{group.roles.index('critic')}]" for path, group, _ in groups_of(spec) if "critic" in group.roles
+    ]
+    given += ["spec.models.critic"] if spec.models.critic else []
+    given += ["spec.training.criticOptimizer"] if spec.training.critic_optimizer else []
+    for path in given:
+        fix = "remove it, or use ppo"
+        yield FieldError(path, "a critic", f"none: {spec.algorithm.name} learns without one", fix)
+
+
+def _reference_is_placed(spec: RLHFJobSpec) -> Iterator[FieldError]:
+    placed = any("reference" in group.roles for _, group, _ in groups_of(spec))
+    needed = "reference" in spec.algorithm.roles
+    if spec.models.reference and not placed and not needed:
+        fix = "remove it, or add `reference` to a group's roles to measure the KL by"
+        yield FieldError("spec.models.reference", "a model", "none, since no group has the role", fix)
 
 
 def _fallbacks_differ(spec: RLHFJobSpec) -> Iterator[FieldError]:
@@ -110,20 +131,58 @@ def _untruncated_sampling(spec: RLHFJobSpec) -> Iterator[FieldError]:
 
 
 def _mini_batch_in_batch(spec: RLHFJobSpec) -> Iterator[FieldError]:
-    size, batch, samples = spec.algorithm.ppo.mini_batch_size, spec.data.batch_size, spec.rollout.samples_per_prompt
+    size, batch, samples = _mini_batch_size(spec), spec.data.batch_size, spec.rollout.samples_per_prompt
     if size is not None and size > batch * samples:
         expected = f"at most {batch * samples} (batchSize {batch} times samplesPerPrompt {samples})"
-        yield FieldError("spec.algorithm.ppo.miniBatchSize", str(size), expected, "lower it, or leave it out")
+        yield FieldError(_setting(spec, "miniBatchSize"), str(size), expected, "lower it, or leave it out")
 
 
 def _mini_batch_over_ranks(spec: RLHFJobSpec) -> Iterator[FieldError]:
-    size, whole = spec.algorithm.ppo.mini_batch_size, spec.data.batch_size * spec.rollout.samples_per_prompt
+    size, whole = _mini_batch_size(spec), spec.data.batch_size * spec.rollout.samples_per_prompt
     for path, group, _ in groups_of(spec):
         trains = {"policy", "critic"}.intersection(group.roles)
         if trains and size not in (None, whole) and size % group.workers:
             expected = f"a multiple of the {group.workers} workers of {path}"
             fix = "choose one, so that every rank has as many samples"
-            yield FieldError("spec.algorithm.ppo.miniBatchSize", str(size), expected, fix)
+            yield FieldError(_setting(spec, "miniBatchSize"), str(size), expected, fix)
+
+
+def _mini_batch_size(spec: RLHFJobSpec) -> int | None:
+    return spec.algorithm.settings.mini_batch_size
+
+
+def _setting(spec: RLHFJobSpec, name: str) -> str:
+    """The path of one of the algorithm's constants."""
+    return f"spec.algorithm.{spec.algorithm.name}.{name}"
+
+
+def _samples_to_compare(spec: RLHFJobSpec) -> Iterator[FieldError]:
+    if spec.algorithm.settings.compares_samples and spec.rollout.samples_per_prompt == 1:
+        name = spec.algorithm.name + " with baseline" * (spec.algorithm.reinforce_plus_plus is not None)
+        expected = f"at least 2: {name} compares the samples of a prompt, and one alone has advantage 0"
+        yield FieldError("spec.rollout.samplesPerPrompt", "1", expected, "raise it, as to 8, or use ppo")
+
+
+def _signal_to_sample(spec: RLHFJobSpec) -> Iterator[FieldError]:
+    grpo = spec.algorithm.grpo
+    if grpo and grpo.dynamic_sampling and spec.rollout.samples_per_prompt == 1:
+        expected = "none with samplesPerPrompt 1: no group ever has samples that differ, so no batch can be filled"
+        fix = "raise spec.rollout.samplesPerPrompt, or remove it"
+        yield FieldError(_setting(spec, "dynamicSampling"), "dynamic sampling", expected, fix)
+
+
+def _horizon_of_a_step(spec: RLHFJobSpec) -> Iterator[FieldError]:
+    adaptive, samples = spec.algorithm.settings.kl.adaptive, spec.data.batch_size * spec.rollout.samples_per_prompt
+    if adaptive and adaptive.horizon < samples:
+        expected, fix = f"at least the {samples} samples of a step", "raise it: the KL is looked at once a step"
+        yield FieldError(_setting(spec, "kl.adaptive.horizon"), str(adaptive.horizon), expected, fix)
+
+
+def _overlong_within_response(spec: RLHFJobSpec) -> Iterator[FieldError]:
+    grpo, most = spec.algorithm.grpo, spec.data.max_response_length
+    if grpo and grpo.overlong and grpo.overlong.buffer >= most:
+        expected, fix = f"less than spec.data.maxResponseLength {most}", "lower it, or raise maxResponseLength"
+        yield FieldError(_setting(spec, "overlong.buffer"), str(grpo.overlong.buffer), expected, fix)
 
 
 def _sample_in_micro_batch(spec: RLHFJobSpec) -> Iterator[FieldError]:
@@ -171,12 +230,18 @@ CHECKS: tuple[Check, ...] = (
     _unique_names,
     _pools_exist,
     _every_role_once,
+    _critic_with_ppo_alone,
+    _reference_is_placed,
     _fallbacks_differ,
     _whole_engines,
     _engine_divides_model,
     _untruncated_sampling,
     _mini_batch_in_batch,
     _mini_batch_over_ranks,
+    _samples_to_compare,
+    _signal_to_sample,
+    _horizon_of_a_step,
+    _overlong_within_response,
     _sample_in_micro_batch,
     _sample_in_positions,
     _gpus_of_workers,

@@ -91,20 +91,20 @@ class PromptLoader:
         self._batches = None
 
 
-def make_batch(prompts: Sequence[Prompt], samples_per_prompt: int) -> DataProto:
+def make_batch(prompts: Sequence[Prompt], samples_per_prompt: int, first_sample: int = 0) -> DataProto:
     """The prompts of a step, each repeated `samples_per_prompt` times in adjacent rows.
 
     Returns:
         B = len(prompts) * samples_per_prompt rows of `prompt_ids` (ragged [B, P*] int64), `prompt_index` ([B] int64:
-        rows of the data set), `sample_index` ([B] int64, 0 to B - 1: tells the samples of a step apart) and the
-        non-tensors `prompt` ([B] str), `columns` ([B] dict).
+        rows of the data set), `sample_index` ([B] int64, from `first_sample` on: tells the samples of a step apart) and
+        the non-tensors `prompt` ([B] str), `columns` ([B] dict).
     """
     repeated = [prompt for prompt in prompts for _ in range(samples_per_prompt)]
     return DataProto.from_dict(
         tensors={
             "prompt_ids": ragged([torch.tensor(prompt.token_ids, dtype=torch.int64) for prompt in repeated]),
             "prompt_index": torch.tensor([prompt.index for prompt in repeated]),
-            "sample_index": torch.arange(len(repeated), dtype=torch.int64),
+            "sample_index": torch.arange(first_sample, first_sample + len(repeated), dtype=torch.int64),
         },
         non_tensors={
             "prompt": [prompt.text for prompt in repeated],

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 
 import torch
 from rlhf_api import RuntimeConfig
-from rlhf_api.algorithm import PPO
+from rlhf_api.algorithm import GRPO, PPO, RLOO, ReinforcePlusPlus
 
-from rlhf_runtime.algorithms.advantages import gae, token_rewards
-from rlhf_runtime.algorithms.kl import kl_divergence
+from rlhf_runtime.algorithms.advantages import gae, rewards_to_go, token_rewards
+from rlhf_runtime.algorithms.groups import grpo_advantages, overlong_penalty, rloo_advantages
+from rlhf_runtime.algorithms.kl import kl_divergence, kl_penalty
 from rlhf_runtime.algorithms.masking import whiten
 from rlhf_runtime.errors import NumericalError
 from rlhf_runtime.protocol import DataProto
@@ -15,38 +16,87 @@ from rlhf_runtime.ragged import from_padded, from_values, lengths, to_padded
 from rlhf_runtime.types import StepMetrics
 from rlhf_runtime.weight_sync import SyncReport
 
+OVERLONG = "overlong_penalty"
+"""Dense column [B] float32: what a response near the length limit loses, where the job asks for that."""
 
-def add_advantages(batch: DataProto, ppo: PPO) -> DataProto:
-    """Add whitened `advantages` and `returns` (both ragged [B, R*] float32) by GAE over each response.
+
+def add_advantages(batch: DataProto, config: RuntimeConfig, kl_coefficient: float) -> DataProto:
+    """Add what the algorithm makes of the scores: `advantages`, with a critic its targets `returns` too.
+
+    Args:
+        batch: `scores` [B], `old_log_probs`, and where the algorithm looks at them `ref_log_probs` and `values`.
+        config: The job.
+        kl_coefficient: Weight of the KL in the reward at this step.
+
+    Returns:
+        The batch with its new columns, ragged [B, R*] float32; of overlong responses the penalty as `OVERLONG`.
 
     Raises:
         NumericalError: when log-probabilities, values or scores hold a NaN or Inf.
     """
-    columns = batch.batch
-    counts = lengths(columns["response_ids"])  # [B]
-    values = to_padded(columns["values"], 0.0)  # [B, T]
-    mask = torch.arange(values.shape[1]) < counts.unsqueeze(1)
-    coefficient = ppo.kl.coefficient if ppo.kl.location == "reward" else 0.0
-    kl = to_padded(from_values(reference_kl(batch, ppo), counts), 0.0)
-    rewards = token_rewards(columns["scores"], kl, mask, coefficient)
-    advantages, returns = gae(rewards, values, mask, ppo.gamma, ppo.lambda_)
-    if not torch.isfinite(returns).all():
-        bad = [name for name in _INGREDIENTS if not torch.isfinite(_flat(columns[name])).all()]
-        raise NumericalError(
-            f"advantages: got a NaN or Inf in {', '.join(bad) or 'the returns'}; expected finite numbers. "
-            "Fix: lower the learning rate, or look at the last samples in the run folder"
-        )
-    tensors = {"advantages": from_padded(whiten(advantages, mask), counts), "returns": from_padded(returns, counts)}
-    return batch.union(DataProto.from_dict(tensors))
+    settings, counts = config.algorithm.settings, lengths(batch.batch["response_ids"])
+    batch = _with_overlong_penalty(batch, config)
+    mask = torch.arange(int(counts.max())) < counts.unsqueeze(1)  # [B, T]
+    rewards = _rewards(batch, config, kl_coefficient, mask)
+    groups = _groups(batch, config)
+    made = {}
+    match settings:
+        case PPO():
+            values = to_padded(batch.batch["values"], 0.0)
+            advantages, returns = gae(rewards, values, mask, settings.gamma, settings.lambda_)
+            made["returns"] = from_padded(returns, counts)
+        case GRPO():
+            own = grpo_advantages(rewards.sum(1), groups, settings.normalize_by_std)
+            advantages = own.unsqueeze(1).expand_as(rewards)
+        case RLOO():
+            advantages = rloo_advantages(rewards.sum(1), groups).unsqueeze(1).expand_as(rewards)
+        case ReinforcePlusPlus():
+            advantages = rewards_to_go(rewards, mask)
+    made["advantages"] = from_padded(whiten(advantages, mask) if settings.whiten else advantages, counts)
+    _require_finite(batch, made["advantages"])
+    return batch.union(DataProto.from_dict(made))
+
+
+def _with_overlong_penalty(batch: DataProto, config: RuntimeConfig) -> DataProto:
+    overlong = config.algorithm.grpo and config.algorithm.grpo.overlong
+    if not overlong:
+        return batch
+    counts = lengths(batch.batch["response_ids"])
+    column = overlong_penalty(counts, config.data.max_response_length, overlong.buffer, overlong.penalty)
+    return batch.union(DataProto.from_dict({OVERLONG: column}))
+
+
+def _rewards(batch: DataProto, config: RuntimeConfig, kl_coefficient: float, mask: torch.Tensor) -> torch.Tensor:
+    """Reward of each token, [B, T]: the outcome on the last one, and the KL on each where it is part of the reward."""
+    columns, kl = batch.batch, config.algorithm.settings.kl
+    outcomes = columns["scores"] + columns[OVERLONG] if OVERLONG in batch.columns else columns["scores"]
+    plus_plus = config.algorithm.reinforce_plus_plus
+    if plus_plus and plus_plus.baseline:
+        outcomes = grpo_advantages(outcomes, _groups(batch, config), normalize_by_std=False)
+    if kl.location == "loss" or kl_coefficient == 0:
+        return token_rewards(outcomes, torch.zeros(mask.shape), mask, 0.0)
+    penalty = kl_penalty(columns["old_log_probs"].values(), columns["ref_log_probs"].values(), kl)
+    padded = to_padded(from_values(penalty, lengths(columns["response_ids"])), 0.0)
+    return token_rewards(outcomes, padded, mask, kl_coefficient)
+
+
+def _groups(batch: DataProto, config: RuntimeConfig) -> torch.Tensor:
+    """Which rows are samples of one prompt, [B] int64: not by the prompt, which may come twice in a step."""
+    return batch.batch["sample_index"] // config.rollout.samples_per_prompt
+
+
+def _require_finite(batch: DataProto, advantages: torch.Tensor) -> None:
+    if torch.isfinite(advantages.values()).all():
+        return
+    there = [name for name in _INGREDIENTS if name in batch.columns]
+    bad = [name for name in there if not torch.isfinite(_flat(batch.batch[name])).all()]
+    raise NumericalError(
+        f"advantages: got a NaN or Inf in {', '.join(bad) or 'the returns'}; expected finite numbers. "
+        "Fix: lower the learning rate, or look at the last samples in the run folder"
+    )
 
 
 _INGREDIENTS = ("old_log_probs", "ref_log_probs", "values", "scores")
-
-
-def reference_kl(batch: DataProto, ppo: PPO) -> torch.Tensor:
-    """KL of every response token from the reference, flat [N], by the job's estimator."""
-    columns = batch.batch
-    return kl_divergence(columns["old_log_probs"].values(), columns["ref_log_probs"].values(), ppo.kl.estimator)
 
 
 def step_metrics(
@@ -64,7 +114,7 @@ def step_metrics(
         step: Number of the step, from 1.
         batch: The step's experience.
         config: The job.
-        trained: Metrics of the updates.
+        trained: Metrics of the updates, and of how the batch came about.
         synced: The sync that ended the step.
         seconds: Wall time of each phase, of the whole step as `step`, and what `timing.phase_seconds` tells besides.
         store_bytes: What Ray's object stores hold.
@@ -73,12 +123,17 @@ def step_metrics(
     counts = lengths(columns["response_ids"]).float()
     tokens = int(counts.sum())
     gap = columns["rollout_log_probs"].values() - columns["old_log_probs"].values()
+    measured: StepMetrics = {}
+    if "ref_log_probs" in batch.columns:
+        measured["kl"] = _kl(batch)
+    if OVERLONG in batch.columns:
+        measured[OVERLONG] = columns[OVERLONG].mean().item()
     return {
         "step": step,
         "reward_mean": columns["scores"].mean().item(),
         "reward_std": columns["scores"].std(correction=0).item(),
         **{name: column.mean().item() for name, column in columns.items() if name.startswith("reward/")},
-        "kl": reference_kl(batch, config.algorithm).mean().item(),
+        **measured,
         "entropy": columns["entropy"].values().mean().item(),
         "rollout_log_prob_gap": gap.abs().max().item(),
         "response_length": counts.mean().item(),
@@ -91,6 +146,12 @@ def step_metrics(
         "object_store_bytes": store_bytes,
         **{f"time/{phase}": value for phase, value in seconds.items()},
     }
+
+
+def _kl(batch: DataProto) -> float:
+    """Mean KL from the reference in nats a token, by k3 whatever the penalty is made of: so that jobs compare."""
+    columns = batch.batch
+    return kl_divergence(columns["old_log_probs"].values(), columns["ref_log_probs"].values(), "k3").mean().item()
 
 
 def _flat(column: torch.Tensor) -> torch.Tensor:

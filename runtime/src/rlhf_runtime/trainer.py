@@ -3,6 +3,7 @@
     prompts ─ generate ─ log-probabilities, values, rewards ─ advantages ─ update ─────── sync ─ next step
               rollout    policy │ reference │ critic │ reward   driver    critic │ policy   policy to rollout
 
+Without a critic or a reference its part is left out.
 What stands side by side is submitted together and runs at the same time where it runs on different workers. The next
 version of the weights begins when all of it has ended.
 """
@@ -14,16 +15,18 @@ from pathlib import Path
 
 from rlhf_api import RuntimeConfig
 
+from rlhf_runtime.algorithms.kl import adapted_coefficient
 from rlhf_runtime.balancing import ResponseLengths
 from rlhf_runtime.data import PromptLoader, make_batch
+from rlhf_runtime.dynamic_sampling import fill_batch
 from rlhf_runtime.experience import add_advantages, step_metrics
 from rlhf_runtime.protocol import DataProto
 from rlhf_runtime.report import Report, Sample, StepRecord
 from rlhf_runtime.single_controller import HealthMonitor, ResourcePoolManager
-from rlhf_runtime.single_controller.calls import Span
+from rlhf_runtime.single_controller.calls import Span, WorkerFuture
 from rlhf_runtime.single_controller.object_store import object_store_bytes
 from rlhf_runtime.timing import phase_seconds
-from rlhf_runtime.types import Prompt
+from rlhf_runtime.types import Prompt, StepMetrics
 from rlhf_runtime.weight_sync import SyncReport, sync_weights
 from rlhf_runtime.worker_groups import RoleGroups, spawn_worker_groups
 
@@ -60,6 +63,7 @@ class Trainer:
         self.pools = ResourcePoolManager(config.groups, PLACEMENT_SECONDS)
         self.roles: RoleGroups = {}
         self.version = 0
+        self.kl_coefficient = config.algorithm.settings.kl.coefficient
 
     def init_workers(self) -> None:
         """Reserve the pools, start every role, and give the engines the policy's first weights."""
@@ -79,19 +83,33 @@ class Trainer:
         """Run the job's steps; each ends with the new weights in the engines."""
         for step in range(1, self.config.training.steps + 1):
             start = time.time()
-            batch = make_batch(next(self.prompts), self.config.rollout.samples_per_prompt)
-            batch = self.generate(batch)
+            batch, sampled = self.rollout()
             batch = self.evaluate(batch)
-            batch = add_advantages(batch, self.config.algorithm)
-            trained = self.update(batch)
+            batch = add_advantages(batch, self.config, self.kl_coefficient)
+            trained = sampled | self.update(batch)
             synced = self.sync(version=step)
             end = time.time()
             spans = self.take_spans()
             seconds = phase_seconds(spans, start, end)
             metrics = step_metrics(step, batch, self.config, trained, synced, seconds, object_store_bytes())
+            self.steer_kl(metrics, len(batch))
             samples = samples_of(batch, self.config.observability.samples_per_step)
             whole = Span("driver", None, f"step {step}", 0, start, end)
             self.report.step(StepRecord(metrics, samples, [whole, *spans]))
+
+    def rollout(self) -> tuple[DataProto, dict[str, float]]:
+        """The step's prompts and their responses, with dynamic sampling scored ones, and metrics of how they came."""
+        grpo, samples = self.config.algorithm.grpo, self.config.rollout.samples_per_prompt
+        if grpo is None or grpo.dynamic_sampling is None:
+            return self.generate(make_batch(next(self.prompts), samples)), {}
+
+        def sample(number: int) -> DataProto:
+            batch = self.generate(make_batch(next(self.prompts), samples, first_sample=number * prompts * samples))
+            return batch.union(self.score(batch).get())
+
+        prompts = self.config.data.batch_size
+        batch, tries = fill_batch(sample, prompts, samples, grpo.dynamic_sampling.max_tries)
+        return batch, {"sampling_tries": tries}
 
     def generate(self, batch: DataProto) -> DataProto:
         """Add a response to every prompt, as tokens and as text, from the engine that is expected to have time."""
@@ -103,22 +121,36 @@ class Trainer:
     def evaluate(self, batch: DataProto) -> DataProto:
         """Add the log-probabilities of policy and reference, the critic's values and the rewards, side by side."""
         tokens = batch.select(["prompt_ids", "response_ids"])
-        answers = [
-            self.roles["policy"].compute_log_probs(tokens),
-            self.roles["reference"].compute_log_probs(tokens),
-            self.roles["critic"].compute_values(tokens),
-            self.roles["reward"].score(batch.select(["prompt", "response", "columns"])),
-        ]
+        answers = [self.roles["policy"].compute_log_probs(tokens)]
+        if "reference" in self.roles:
+            answers.append(self.roles["reference"].compute_log_probs(tokens))
+        if "critic" in self.roles:
+            answers.append(self.roles["critic"].compute_values(tokens))
+        if "scores" not in batch.columns:
+            answers.append(self.score(batch))
         for answer in answers:
             batch = batch.union(answer.get())
         return batch
 
+    def score(self, batch: DataProto) -> WorkerFuture:
+        """Ask for the rewards."""
+        return self.roles["reward"].score(batch.select(["prompt", "response", "columns"]))
+
     def update(self, batch: DataProto) -> dict[str, float]:
         """Train critic and policy side by side, and return the metrics of both."""
-        tokens = ["prompt_ids", "response_ids"]
-        critic = self.roles["critic"].update(batch.select([*tokens, "values", "returns"]))
-        policy = self.roles["policy"].update(batch.select([*tokens, "old_log_probs", "ref_log_probs", "advantages"]))
-        return critic.get()[0] | policy.get()[0]
+        tokens, needed = ["prompt_ids", "response_ids"], ["old_log_probs", "advantages"]
+        needed += ["ref_log_probs"] if self.config.algorithm.settings.kl.in_loss else []
+        answers = []
+        if "critic" in self.roles:
+            answers.append(self.roles["critic"].update(batch.select([*tokens, "values", "returns"])))
+        answers.append(self.roles["policy"].update(batch.select([*tokens, *needed])))
+        return {name: value for answer in answers for name, value in answer.get()[0].items()}
+
+    def steer_kl(self, metrics: StepMetrics, samples: int) -> None:
+        """Tell the step's KL coefficient and choose the next one, where it is adaptive."""
+        if adaptive := self.config.algorithm.settings.kl.adaptive:
+            metrics["kl_coefficient"] = self.kl_coefficient
+            self.kl_coefficient = adapted_coefficient(self.kl_coefficient, float(metrics["kl"]), samples, adaptive)
 
     def sync(self, version: int) -> SyncReport:
         """Give the policy's weights to every engine under a new version."""

@@ -69,6 +69,6 @@ class Models(ApiModel):
     policy: ModelSource
     """The model that is trained."""
     critic: ModelSource | None = None
-    """The value model's backbone; its value head starts at zero. Default: the policy's start."""
+    """The value model's backbone, for ppo alone; its value head starts at zero. Default: the policy's start."""
     reference: ReferenceSource | None = None
     """The frozen model of the KL term. Default: the policy's start."""

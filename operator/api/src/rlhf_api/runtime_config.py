@@ -4,7 +4,7 @@ from typing import Any, Literal, Self
 
 from pydantic import ValidationError
 
-from rlhf_api.algorithm import PPO
+from rlhf_api.algorithm import Algorithm
 from rlhf_api.base import ApiModel, NonNegativeFloat, PositiveInt
 from rlhf_api.data import Data
 from rlhf_api.errors import FieldError, SpecError, field_errors
@@ -17,6 +17,9 @@ from rlhf_api.training import Observability, Optimizer, Rollout
 SCHEMA_VERSION = 1
 """Raised whenever an older runtime could misread a newer config."""
 
+ModelRole = Literal["policy", "critic", "reference"]
+"""A role that computes with a model of its own."""
+
 Transport = Literal["nccl", "gloo", "ipc", "shm"]
 """Broadcast by `nccl` on GPUs and `gloo` on CPU; memory shared by `ipc` on GPUs and `shm` on CPU."""
 
@@ -26,10 +29,20 @@ class RoleModels(ApiModel):
 
     policy: ModelSource
     """The trained model."""
-    critic: ModelSource
-    """The value model's backbone."""
-    reference: ModelSource
-    """The frozen model of the KL term."""
+    critic: ModelSource | None
+    """The value model's backbone; null without a critic."""
+    reference: ModelSource | None
+    """The frozen model of the KL term; null without a reference."""
+
+    @property
+    def by_role(self) -> dict[ModelRole, ModelSource]:
+        """Those that are there."""
+        models: dict[ModelRole, ModelSource | None] = {
+            "policy": self.policy,
+            "critic": self.critic,
+            "reference": self.reference,
+        }
+        return {role: model for role, model in models.items() if model is not None}
 
 
 class WorkerGroup(ApiModel):
@@ -86,8 +99,8 @@ class TrainingLoop(ApiModel):
     """Steps of the job."""
     policy_optimizer: Optimizer
     """The policy's optimizer."""
-    critic_optimizer: Optimizer
-    """The critic's optimizer."""
+    critic_optimizer: Optimizer | None
+    """The critic's optimizer; null without a critic."""
     micro_batch_tokens: PositiveInt
     """Most tokens, padding counted, of one forward pass."""
 
@@ -109,7 +122,7 @@ class RuntimeConfig(ApiModel):
     """Terms of the reward."""
     data: Data
     """Prompts."""
-    algorithm: PPO
+    algorithm: Algorithm
     """Algorithm."""
     rollout: Rollout
     """Sampling."""

@@ -67,7 +67,7 @@ class RLHFJobSpec(ApiModel):
     node_pools: Annotated[list[NodePool], Field(min_length=1)]
     """The machines."""
     placement: Placement | None = None
-    """Roles to pools. Default: every role in one group on the first pool."""
+    """Roles to pools. Default: every role that the algorithm needs in one group on the first pool."""
     weight_sync: WeightSync = WeightSync()
     """How new weights reach the rollout engines."""
     storage: list[Storage] = Field(default_factory=list)

@@ -36,7 +36,7 @@ class Training(ApiModel):
     optimizer: Optimizer = Optimizer()
     """The policy's optimizer."""
     critic_optimizer: Optimizer | None = None
-    """The critic's optimizer. Default: the policy's."""
+    """The critic's optimizer, for ppo alone. Default: the policy's."""
     micro_batch_tokens: PositiveInt = 16384
     """Most tokens, padding counted, of one forward pass; gradients accumulate over micro-batches."""
 

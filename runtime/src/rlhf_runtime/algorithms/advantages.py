@@ -1,4 +1,4 @@
-"""Rewards of tokens and generalized advantage estimation.
+"""Rewards of tokens, and what follows from them along a response: generalized advantage estimation and returns.
 
 Padded tensors: B samples by T response positions, with a bool mask of the positions that hold a token. A position
 without one is skipped wherever it stands, as if the row were written without it.
@@ -11,6 +11,8 @@ from rlhf_runtime.algorithms.masking import masked
 
 def token_rewards(scores: torch.Tensor, kl: torch.Tensor, mask: torch.Tensor, coefficient: float) -> torch.Tensor:
     """`-coefficient * kl` at each token, and the score on a row's last one.
+
+    Source: Ziegler et al., "Fine-Tuning Language Models from Human Preferences", arXiv:1909.08593, equation 2.
 
     Args:
         scores: [B] reward of each response.
@@ -27,10 +29,29 @@ def token_rewards(scores: torch.Tensor, kl: torch.Tensor, mask: torch.Tensor, co
     return penalty + torch.where(position == last, scores.unsqueeze(1), 0.0)
 
 
+def rewards_to_go(rewards: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """What is still to be earned at each token: `A_t = sum over s >= t of r_s`.
+
+    With the score on the last token and `-coefficient * k1` on each it is REINFORCE++'s advantage before whitening.
+    Source: Hu et al., "REINFORCE++", arXiv:2501.03262.
+
+    Args:
+        rewards: [B, T].
+        mask: [B, T] bool.
+
+    Returns:
+        [B, T], 0 where the mask is false.
+    """
+    return masked(masked(rewards, mask).flip(1).cumsum(1).flip(1), mask)
+
+
 def gae(
     rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lambda_: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Generalized advantage estimation, with value 0 after the last token.
+
+    Tokens that the mask leaves out, such as a tool's text inside a response, are stepped over: the token before them
+    follows on the one after, neither discounted nor decayed by their number.
 
         delta_t = r_t + gamma V_{t+1} - V_t
         A_t     = delta_t + gamma lambda A_{t+1}

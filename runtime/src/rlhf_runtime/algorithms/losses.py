@@ -1,7 +1,6 @@
-"""Losses of PPO, as sums over tokens: the caller divides by the token count of all ranks and micro-batches.
+"""Losses of tokens: the clipped policy loss and the value loss. `aggregation` makes one loss of them.
 
 Every function takes a mask; masked slots reach neither value nor gradient.
-Source: Schulman et al., "Proximal Policy Optimization Algorithms", arXiv:1707.06347.
 """
 
 from dataclasses import dataclass
@@ -15,26 +14,26 @@ from rlhf_runtime.algorithms.masking import masked
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """The clipped policy loss and what is watched beside it; scalars, the last three without gradient."""
+    """The clipped policy loss, and what is watched beside it without gradient."""
 
-    loss: torch.Tensor
-    """Sum over tokens."""
+    losses: torch.Tensor
+    """[...] loss of each token."""
     clipped: torch.Tensor
-    """How many tokens the clip holds back."""
+    """Scalar: how many tokens a clip holds back."""
     kl: torch.Tensor
-    """Sum of k3(old policy || new policy)."""
+    """Scalar: sum of k3(old policy || new policy)."""
     ratio_deviation: torch.Tensor
-    """Largest |ratio - 1|."""
+    """Scalar: largest |ratio - 1|."""
 
 
 @dataclass(frozen=True)
 class ValueLoss:
-    """The value loss; scalars."""
+    """The value loss, and what is watched beside it without gradient."""
 
-    loss: torch.Tensor
-    """Sum over tokens."""
+    losses: torch.Tensor
+    """[...] loss of each token."""
     clipped: torch.Tensor
-    """How many tokens the clip holds back, without gradient."""
+    """Scalar: how many tokens the clip holds back."""
 
 
 def policy_loss(
@@ -43,10 +42,17 @@ def policy_loss(
     advantages: torch.Tensor,
     mask: torch.Tensor,
     clip: ClipRange,
+    dual_clip: float | None,
 ) -> PolicyLoss:
-    """The clipped surrogate: `sum -min(ratio A, clamp(ratio, 1 - low, 1 + high) A)` with `ratio = exp(new - old)`.
+    """The clipped surrogate, with `ratio = exp(new - old)`.
+
+        L = -min(ratio A, clamp(ratio, 1 - low, 1 + high) A)
+        L = min(L, -dual A) where A < 0
 
     The exponent is limited to ±`LOG_RATIO_LIMIT`, beyond which the gradient is 0.
+
+    Source: Schulman et al., "Proximal Policy Optimization Algorithms", arXiv:1707.06347, equation 7; low and high apart
+    Yu et al., "DAPO", arXiv:2503.14476, section 3.1; dual clip Ye et al., arXiv:1912.09729, equation 4.
 
     Args:
         log_probs: [...] log-probabilities under the policy in training.
@@ -54,17 +60,20 @@ def policy_loss(
         advantages: [...] advantage of each token.
         mask: [...] bool, the tokens that count.
         clip: How far the ratio may move below and above 1.
+        dual_clip: Largest ratio that counts where the advantage is negative, above 1; None sets no bound.
     """
     log_probs, old_log_probs = masked(log_probs, mask), masked(old_log_probs, mask)
     advantages = masked(advantages, mask)
     ratio = log_ratio(log_probs, old_log_probs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-    surrogate = ratio * advantages
-    clipped = ratio.clamp(1 - clip.low, 1 + clip.high) * advantages
+    plain = -ratio * advantages
+    losses = torch.maximum(plain, -ratio.clamp(1 - clip.low, 1 + clip.high) * advantages)
+    if dual_clip is not None:
+        losses = torch.where(advantages < 0, torch.minimum(losses, -dual_clip * advantages), losses)
     with torch.no_grad():
-        held = (clipped < surrogate).sum()
+        held = (losses != plain).sum()
         kl = kl_divergence(old_log_probs, log_probs, "k3").sum()
         deviation = torch.zeros_like(kl) if ratio.numel() == 0 else (ratio - 1).abs().max()
-    return PolicyLoss(-torch.minimum(surrogate, clipped).sum(), held, kl, deviation)
+    return PolicyLoss(losses, held, kl, deviation)
 
 
 def value_loss(
@@ -74,7 +83,10 @@ def value_loss(
     mask: torch.Tensor,
     clip_range: float | None,
 ) -> ValueLoss:
-    """`sum max((v - R)^2, (clamp(v, old - c, old + c) - R)^2) / 2`, or the first term alone where `c` is None.
+    """`max((v - R)^2, (clamp(v, old - c, old + c) - R)^2) / 2`, or the first term alone where `c` is None.
+
+    Source: the clip is that of OpenAI Baselines' PPO; Engstrom et al., "Implementation Matters", arXiv:2005.12729,
+    equation 2.
 
     Args:
         values: [...] values of the critic in training.
@@ -86,10 +98,10 @@ def value_loss(
     values, old_values, returns = (masked(column, mask) for column in (values, old_values, returns))
     error = (values - returns).square()
     if clip_range is None:
-        return ValueLoss(error.sum() / 2, error.new_zeros(()).detach())
+        return ValueLoss(error / 2, torch.zeros((), device=error.device))
     near = values.clamp(old_values - clip_range, old_values + clip_range)
     clipped = (near - returns).square()
-    return ValueLoss(torch.maximum(error, clipped).sum() / 2, (clipped > error).sum())
+    return ValueLoss(torch.maximum(error, clipped) / 2, (clipped > error).sum())
 
 
 def score_tokens(

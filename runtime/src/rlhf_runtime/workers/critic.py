@@ -8,6 +8,7 @@ from rlhf_runtime.algorithms.masking import masked
 from rlhf_runtime.engines.torch_engine import TorchEngine
 from rlhf_runtime.models import model_folder
 from rlhf_runtime.protocol import DataProto
+from rlhf_runtime.ragged import lengths
 from rlhf_runtime.single_controller.decorator import Dispatch, register
 from rlhf_runtime.single_controller.worker import Worker
 from rlhf_runtime.workers.minibatch import (
@@ -24,7 +25,8 @@ class CriticWorker(Worker):
     """One rank of the critic."""
 
     def __init__(self, config: RuntimeConfig) -> None:
-        self.ppo = config.algorithm
+        assert config.algorithm.ppo is not None, "a critic without ppo"
+        self.ppo = config.algorithm.ppo
         self.engine = TorchEngine(
             model_folder(config, "critic"),
             head="value",
@@ -58,19 +60,25 @@ class CriticWorker(Worker):
             "explained_variance": self._explained_variance(batch),
         }
 
+    @register(blocking=False)
+    def digests(self) -> dict[str, int]:
+        """Of each rank, what all of them have to agree on: see `TorchEngine.digests`."""
+        return self.engine.digests()
+
     def _train(self, batch: DataProto, totals: Totals) -> None:
         """One optimizer step."""
         mask = token_mask(batch).to(self.device)
-        tokens = count_over_ranks(mask)
-        if tokens == 0:
+        counts = count_over_ranks(mask, lengths(batch.batch["response_ids"]).to(self.device))
+        if counts.tokens == 0:
             return
         old_values = batch.batch["values"].values().to(self.device)
         returns = batch.batch["returns"].values().to(self.device)
 
         def loss(outputs: tuple[torch.Tensor, ...], at: torch.Tensor) -> torch.Tensor:
             part = value_loss(outputs[0], old_values[at], returns[at], mask[at], self.ppo.value_clip_range)
-            totals.add(mask[at].sum(), part.loss, part.clipped, 0.0, 0.0)
-            return part.loss / tokens
+            total = part.losses.sum()
+            totals.add(mask[at].sum(), total, part.clipped, 0.0, 0.0)
+            return total / counts.tokens
 
         step = self.engine.train_step(sequences_of(batch), loss)
         totals.add(0.0, 0.0, 0.0, 1.0, step.grad_norm)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
+from rlhf_runtime.algorithms.aggregation import Counts, tokens_of_rows
 from rlhf_runtime.engines.sequences import Sequences
 from rlhf_runtime.protocol import VALID, DataProto
 from rlhf_runtime.ragged import from_values, lengths
@@ -46,11 +47,11 @@ def mini_batches(batch: DataProto, size: int | None, epochs: int, world_size: in
             yield batch if len(parts) == 1 else batch.select_rows(part)
 
 
-def count_over_ranks(mask: torch.Tensor) -> int:
-    """How many slots of the masks of all ranks are true."""
-    count = mask.sum()
-    dist.all_reduce(count)
-    return int(count)
+def count_over_ranks(mask: torch.Tensor, rows: torch.Tensor) -> Counts:
+    """What counts on all ranks, of a rank's flat mask [N] and its rows' lengths [B]."""
+    counts = torch.stack([mask.sum(), (tokens_of_rows(mask, rows) > 0).sum()])
+    dist.all_reduce(counts)
+    return Counts(*counts.tolist())
 
 
 class Totals:

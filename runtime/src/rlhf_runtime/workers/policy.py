@@ -7,12 +7,14 @@ import torch
 import torch.distributed as dist
 from rlhf_api import RuntimeConfig
 
-from rlhf_runtime.algorithms.kl import kl_divergence
+from rlhf_runtime.algorithms.aggregation import token_weights
+from rlhf_runtime.algorithms.kl import kl_penalty
 from rlhf_runtime.algorithms.losses import policy_loss
 from rlhf_runtime.algorithms.masking import masked
 from rlhf_runtime.engines.torch_engine import PREFIX, TorchEngine
 from rlhf_runtime.models import model_folder
 from rlhf_runtime.protocol import DataProto
+from rlhf_runtime.ragged import lengths
 from rlhf_runtime.single_controller.decorator import Dispatch, register
 from rlhf_runtime.single_controller.worker import Worker
 from rlhf_runtime.weight_sync import SendReport
@@ -30,11 +32,11 @@ class PolicyWorker(Worker):
     """One rank of the policy."""
 
     def __init__(self, config: RuntimeConfig) -> None:
-        self.ppo = config.algorithm
+        self.settings = config.algorithm.settings
         self.sync = config.weight_sync
         self.workers_per_engine = config.rollout.tensor_parallel_size
         self.needs = ["old_log_probs", "advantages"]
-        if self.ppo.kl.location == "loss" and self.ppo.kl.coefficient > 0:
+        if self.settings.kl.in_loss:
             self.needs.append("ref_log_probs")
         self.engine = TorchEngine(
             model_folder(config, "policy"),
@@ -43,7 +45,7 @@ class PolicyWorker(Worker):
             micro_batch_tokens=config.training.micro_batch_tokens,
             optimizer=config.training.policy_optimizer,
             temperature=config.rollout.temperature,
-            entropy_gradient=config.algorithm.entropy_coefficient > 0,
+            entropy_gradient=self.settings.entropy_coefficient > 0,
         )
         # Brings vLLM, ten seconds: here, beside the start of the engines, and not where the driver imports this class.
         from rlhf_runtime.weight_sync.sender import WeightSender
@@ -61,28 +63,28 @@ class PolicyWorker(Worker):
         """Train on `old_log_probs`, `advantages`, and `ref_log_probs` where the KL is part of the loss.
 
         Returns:
-            The same metrics on every rank: means over tokens of all steps, means over steps of `grad_norm`, the last
-            step's `learning_rate`, and as `ratio_max_deviation` the largest |ratio - 1| of the first step, which is 0
-            but for rounding.
+            The same metrics on every rank: means over tokens of all steps, means over steps of `policy_loss` and
+            `grad_norm`, the last step's `learning_rate`, and as `ratio_max_deviation` the largest |ratio - 1| of the
+            first step, which is 0 but for rounding.
 
         Raises:
             NumericalError: when loss or gradient is not finite.
         """
         totals = Totals(self.device, "tokens", "loss", "clipped", "kl", "steps", "grad_norm")
         first = torch.zeros((), device=self.device)
-        parts = mini_batches(batch, self.ppo.mini_batch_size, self.ppo.epochs, self.world_size)
+        parts = mini_batches(batch, self.settings.mini_batch_size, self.settings.epochs, self.world_size)
         for index, part in enumerate(parts):
             deviation = self._train(part, totals)
             first = deviation if index == 0 else first
         dist.all_reduce(first, op=dist.ReduceOp.MAX)
         sums = totals.over_ranks()
-        tokens = max(sums["tokens"], 1.0)
+        tokens, steps = max(sums["tokens"], 1.0), max(sums["steps"], 1.0)
         return {
-            "policy_loss": sums["loss"] / tokens,
+            "policy_loss": sums["loss"] * self.world_size / steps,
             "clip_fraction": sums["clipped"] / tokens,
             "approx_kl": sums["kl"] / tokens,
             "ratio_max_deviation": first.item(),
-            "grad_norm": sums["grad_norm"] / max(sums["steps"], 1.0),
+            "grad_norm": sums["grad_norm"] / steps,
             "learning_rate": self.engine.learning_rate,
         }
 
@@ -93,26 +95,26 @@ class PolicyWorker(Worker):
 
     def _train(self, batch: DataProto, totals: Totals) -> torch.Tensor:
         """One optimizer step; this rank's largest |ratio - 1|, a scalar."""
-        mask = token_mask(batch).to(self.device)
+        mask, rows = token_mask(batch).to(self.device), lengths(batch.batch["response_ids"]).to(self.device)
         deviation = torch.zeros((), device=self.device)
-        tokens = count_over_ranks(mask)
-        if tokens == 0:
+        counts, settings = count_over_ranks(mask, rows), self.settings
+        if counts.tokens == 0:
             return deviation
+        weights = token_weights(mask, rows, counts, settings.loss_aggregation, settings.loss_constant)
         flat = {name: batch.batch[name].values().to(self.device) for name in self.needs}
 
         def loss(outputs: tuple[torch.Tensor, ...], at: torch.Tensor) -> torch.Tensor:
-            counted = mask[at]
+            counted, weight = mask[at], weights[at]
             log_probs, entropy = (masked(output, counted) for output in outputs)
-            part = policy_loss(
-                log_probs, flat["old_log_probs"][at], flat["advantages"][at], counted, self.ppo.clip_range
-            )
-            totals.add(counted.sum(), part.loss, part.clipped, part.kl, 0.0, 0.0)
+            old, advantages = flat["old_log_probs"][at], flat["advantages"][at]
+            part = policy_loss(log_probs, old, advantages, counted, settings.clip_range, settings.dual_clip)
+            totals.add(counted.sum(), (weight * part.losses).sum(), part.clipped, part.kl, 0.0, 0.0)
             torch.maximum(deviation, part.ratio_deviation, out=deviation)
-            total = part.loss - self.ppo.entropy_coefficient * entropy.sum()
-            if "ref_log_probs" in flat:
+            losses = part.losses - settings.entropy_coefficient * entropy
+            if settings.kl.in_loss:
                 reference = masked(flat["ref_log_probs"][at], counted)
-                total += self.ppo.kl.coefficient * kl_divergence(log_probs, reference, self.ppo.kl.estimator).sum()
-            return total / tokens
+                losses = losses + settings.kl.coefficient * kl_penalty(log_probs, reference, settings.kl)
+            return (weight * losses).sum()
 
         step = self.engine.train_step(sequences_of(batch), loss)
         totals.add(0.0, 0.0, 0.0, 0.0, 1.0, step.grad_norm)
