@@ -61,7 +61,7 @@ def test_a_strategy_that_never_fits_is_given_up_saying_so(caplog: pytest.LogCapt
 
 
 def test_a_strategy_that_fits_is_kept_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
-    pool = RayResourcePool("actor", 2, {"GPU": 1}, "PACK", ["SPREAD"])
+    pool = RayResourcePool("actor", 2, {"GPU": 1}, "PACK", ["STRICT_PACK", "SPREAD"])
     pool.check(NODES)
     assert pool.strategy == "PACK"
     assert caplog.messages == []

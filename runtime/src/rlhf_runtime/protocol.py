@@ -100,9 +100,7 @@ class DataProto:
         Raises:
             ValueError: when there is to be no chunk.
         """
-        if chunks < 1:
-            raise ValueError(f"chunks: got {chunks}; expected at least 1")
-        sizes = [len(self) // chunks + (index < len(self) % chunks) for index in range(chunks)]
+        sizes = chunk_sizes(len(self), chunks)
         ends = np.cumsum(sizes)
         return [self._rows(slice(int(end) - size, int(end))) for end, size in zip(ends, sizes, strict=True)]
 
@@ -183,6 +181,17 @@ class DataProto:
         """Columns as bytes: exact for every dtype, free of storage that other rows share, and out of band for Ray."""
         columns = {name: _pack(column) for name, column in self.batch.items()}
         return _unpack_proto, (type(self), len(self), columns, self.non_tensor_batch, self.meta_info)
+
+
+def chunk_sizes(rows: int, chunks: int) -> list[int]:
+    """Rows of each chunk that `DataProto.chunk` cuts.
+
+    Raises:
+        ValueError: when there is to be no chunk.
+    """
+    if chunks < 1:
+        raise ValueError(f"chunks: got {chunks}; expected at least 1")
+    return [rows // chunks + (index < rows % chunks) for index in range(chunks)]
 
 
 @dataclass(frozen=True)

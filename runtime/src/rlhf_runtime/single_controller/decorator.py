@@ -11,10 +11,8 @@ Pure: nothing here knows of Ray, and torch is loaded with the first batch, so wo
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeVar
-
-if TYPE_CHECKING:
-    from rlhf_runtime.protocol import DataProto
+from functools import partial
+from typing import Any, TypeVar
 
 _REGISTRATION = "__rlhf_registration__"
 
@@ -153,19 +151,6 @@ def _one_each(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return _map(per_rank, args, kwargs)
 
 
-def _padded(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    rows = _rows(args, kwargs)
-    padding = -rows % world_size
-    call = _cut(lambda proto: proto.pad_to_multiple(world_size)[0].chunk(world_size), world_size, args, kwargs)
-    return replace(call, plan=_Rows([(rows + padding) // world_size] * world_size, padding))
-
-
-def _sharded(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    rows = _rows(args, kwargs)
-    call = _cut(lambda proto: proto.chunk(world_size), world_size, args, kwargs)
-    return replace(call, plan=_Rows([rows // world_size + (rank < rows % world_size) for rank in range(world_size)], 0))
-
-
 @dataclass(frozen=True)
 class _Rows:
     """How the rows of a call were cut."""
@@ -176,26 +161,22 @@ class _Rows:
     """How many of them, at the end, are padding."""
 
 
-def _rows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """The one length of all `DataProto` arguments."""
-    from rlhf_runtime.protocol import DataProto
+def _cut(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any], *, pad: bool) -> Call:
+    from rlhf_runtime.protocol import DataProto, chunk_sizes
 
     lengths = {len(value) for value in (*args, *kwargs.values()) if isinstance(value, DataProto)}
     if len(lengths) != 1:
         got = f"DataProto of {sorted(lengths)} rows" if lengths else "no DataProto"
         raise ValueError(f"arguments: got {got}; expected at least one, all of one length")
-    return lengths.pop()
-
-
-def _cut(
-    chunks: "Callable[[DataProto], list[DataProto]]", world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Call:
-    from rlhf_runtime.protocol import DataProto
+    rows = lengths.pop()
+    padding = -rows % world_size if pad else 0
 
     def cut(name: str, value: Any) -> Shared | PerRank:
-        return PerRank(chunks(value)) if isinstance(value, DataProto) else _checked(name, value, world_size)
+        if isinstance(value, DataProto):
+            return PerRank((value.pad_to_multiple(world_size)[0] if pad else value).chunk(world_size))
+        return _checked(name, value, world_size)
 
-    return _map(cut, args, kwargs)
+    return replace(_map(cut, args, kwargs), plan=_Rows(chunk_sizes(rows + padding, world_size), padding))
 
 
 def _map(convert: Callable[[str, Any], Shared | PerRank], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -228,9 +209,8 @@ def _joined(call: Call, results: list[Any]) -> Any:
         return results
     rows: _Rows = call.plan
     # A method may answer each row with several, as a rollout with samples per prompt does.
-    given, got = sum(rows.sizes), sum(map(len, results))
-    each = got // given if given else 0
-    if got != each * given or any(len(part) != each * size for part, size in zip(results, rows.sizes, strict=True)):
+    each = sum(map(len, results)) // max(sum(rows.sizes), 1)
+    if any(len(result) != each * size for result, size in zip(results, rows.sizes, strict=True)):
         sizes = [len(result) for result in results]
         raise ValueError(f"results: got {sizes} rows for {rows.sizes}; expected the same multiple on every rank")
     return DataProto.concat(results).unpad(rows.padding * each)
@@ -240,8 +220,8 @@ MODES: dict[Dispatch, Mode] = {
     Dispatch.ONE_TO_ALL: Mode(_whole, _by_rank),
     Dispatch.ALL_TO_ALL: Mode(_as_given, _by_rank),
     Dispatch.DP_COMPUTE: Mode(_one_each, _by_rank),
-    Dispatch.DP_COMPUTE_PROTO: Mode(_padded, _joined),
-    Dispatch.DP_COMPUTE_SHARD: Mode(_sharded, _joined),
+    Dispatch.DP_COMPUTE_PROTO: Mode(partial(_cut, pad=True), _joined),
+    Dispatch.DP_COMPUTE_SHARD: Mode(partial(_cut, pad=False), _joined),
     Dispatch.RANK_ZERO: Mode(_whole, _first),
 }
 

@@ -127,8 +127,10 @@ class RayResourcePool:
                 f"placement group `{self.name}`: got {got}; expected room for {self._need}. "
                 f"Fix: wait for other work to end, add nodes, or raise the time-out"
             )
+        was_next = strategy == self.strategy
         self._left.remove(strategy)
-        logger.warning("Placement group %s: not %s (%s), trying %s", self.name, strategy, reason, self.strategy)
+        if was_next:
+            logger.warning("Placement group %s: not %s (%s), trying %s", self.name, strategy, reason, self.strategy)
 
     def remove(self) -> None:
         """Give the bundles back, killing what runs in them."""
