@@ -58,6 +58,43 @@ def test_what_is_given_is_not_replaced(manifest):
     assert (full.placement.groups[0].gpus_per_worker, full.placement.groups[0].strategy) == (0, "SPREAD")
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "roles"),
+    [
+        ({"ppo": {}}, ROLES),
+        ({"ppo": {"kl": {"coefficient": 0}}}, ["policy", "rollout", "critic", "reward"]),
+        ({"grpo": {}}, ["policy", "rollout", "reference", "reward"]),
+        ({"rloo": {"kl": {"coefficient": 0}}}, ["policy", "rollout", "reward"]),
+        ({"reinforcePlusPlus": {}}, ["policy", "rollout", "reference", "reward"]),
+    ],
+)
+def test_only_roles_that_the_algorithm_needs_are_placed(manifest, algorithm, roles):
+    manifest["spec"] |= {"algorithm": algorithm, "rollout": {"samplesPerPrompt": 2}}
+    config = build_plan(RLHFJob.parse(manifest), "runs/job").config
+    assert config.groups[0].roles == roles
+    assert set(config.models.by_role) == {"policy", "critic", "reference"}.intersection(roles)
+    assert (config.training.critic_optimizer is not None) == ("critic" in roles)
+    assert RuntimeConfig.parse(json.loads(config.model_dump_json(by_alias=True))) == config
+
+
+def test_a_reference_may_watch_a_job_that_does_not_need_it(manifest):
+    manifest["spec"]["algorithm"] = {"ppo": {"kl": {"coefficient": 0}}}
+    config = build_plan(
+        RLHFJob.parse(placed(manifest, [{"name": "p"}], [{"name": "g", "pool": "p", "roles": ROLES}])), "x"
+    ).config
+    assert config.models.reference == config.models.policy
+
+
+@pytest.mark.parametrize(
+    ("settings", "constant"), [({}, 64 * 256), ({"miniBatchSize": 4}, 4 * 256), ({"lossConstant": 7}, 7)]
+)
+def test_the_constant_of_a_loss_is_that_of_dr_grpo(manifest, settings, constant):
+    manifest["spec"]["algorithm"] = {"ppo": {"lossAggregation": "constant", **settings}}
+    full = apply_defaults(RLHFJob.parse(manifest))
+    assert full.spec.algorithm.ppo.loss_constant == constant
+    assert apply_defaults(full) == full
+
+
 def test_placement_left_out_is_one_group_and_says_so(manifest):
     plan = build_plan(RLHFJob.parse(manifest), "runs/job")
     assert [group.group.name for group in plan.groups] == ["all"]
@@ -206,7 +243,9 @@ RICH: dict[str, Any] = {
             {"name": "mine", "weight": 0.5, "function": {"importPath": "a.b:c"}},
         ],
         "data": {"prompts": {"inline": ["1+1=", {"prompt": "2+2=", "answer": 4}]}, "batchSize": 4},
-        "algorithm": {"ppo": {"clipRange": {"low": 0.1}, "kl": {"in": "loss", "estimator": "k3"}, "valueClipRange": None}},
+        "algorithm": {
+            "ppo": {"clipRange": {"low": 0.1}, "kl": {"in": "loss", "estimator": "k3"}, "valueClipRange": None}
+        },
         "rollout": {"samplesPerPrompt": 2, "temperature": 0.7, "tensorParallelSize": 2},
         "training": {"steps": 3, "optimizer": {"betas": [0.9, 0.95]}},
         "nodePools": [

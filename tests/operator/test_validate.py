@@ -144,6 +144,79 @@ def test_every_rank_has_as_many_samples_of_a_mini_batch(manifest, size, right):
     assert list(problems(manifest)) == ([] if right else ["spec.algorithm.ppo.miniBatchSize"])
 
 
+@pytest.mark.parametrize("algorithm", [{"grpo": {}}, {"rloo": {}}, {"reinforcePlusPlus": {"baseline": True}}])
+@pytest.mark.parametrize(("samples", "right"), [(1, False), (2, True)])
+def test_comparing_samples_takes_two(manifest, algorithm, samples, right):
+    manifest["spec"] |= {"algorithm": algorithm, "rollout": {"samplesPerPrompt": samples}}
+    errors = problems(manifest)
+    assert list(errors) == ([] if right else ["spec.rollout.samplesPerPrompt"])
+    assert right or "advantage 0" in errors["spec.rollout.samplesPerPrompt"].expected
+
+
+@pytest.mark.parametrize("algorithm", [{"ppo": {}}, {"reinforcePlusPlus": {}}])
+def test_other_algorithms_are_content_with_one_sample(manifest, algorithm):
+    manifest["spec"]["algorithm"] = algorithm
+    assert problems(manifest) == {}
+
+
+def without_critic(manifest, settings=None):
+    """A GRPO job of eight samples a prompt, without placement."""
+    manifest["spec"] |= {"algorithm": {"grpo": settings or {}}, "rollout": {"samplesPerPrompt": 8}}
+    return manifest
+
+
+def test_dynamic_sampling_of_one_sample_can_fill_no_batch(manifest):
+    without_critic(manifest, {"dynamicSampling": {}})
+    assert problems(manifest) == {}
+    manifest["spec"]["rollout"] = {"samplesPerPrompt": 1}
+    assert "no batch can be filled" in problems(manifest)["spec.algorithm.grpo.dynamicSampling"].expected
+
+
+@pytest.mark.parametrize(("buffer", "right"), [(255, True), (256, False)])
+def test_an_overlong_buffer_is_part_of_a_response(manifest, buffer, right):
+    without_critic(manifest, {"overlong": {"buffer": buffer}})
+    assert list(problems(manifest)) == ([] if right else ["spec.algorithm.grpo.overlong.buffer"])
+
+
+@pytest.mark.parametrize(("horizon", "right"), [(64, True), (63, False)])
+def test_a_horizon_is_at_least_a_step(manifest, horizon, right):
+    manifest["spec"]["algorithm"]["ppo"]["kl"] = {"adaptive": {"target": 0.1, "horizon": horizon}}
+    assert list(problems(manifest)) == ([] if right else ["spec.algorithm.ppo.kl.adaptive.horizon"])
+
+
+def test_a_critic_is_for_ppo_alone(manifest):
+    grouped(without_critic(manifest), {"roles": ["policy", "rollout", "reference"]}, {"roles": ["reward", "critic"]})
+    assert list(problems(manifest)) == ["spec.placement.groups[1].roles[1]"]
+    manifest["spec"]["models"]["critic"] = {"path": "/critic"}
+    manifest["spec"]["training"]["criticOptimizer"] = {"learningRate": 1}
+    errors = problems(manifest)
+    assert set(errors) == {
+        "spec.placement.groups[1].roles[1]",
+        "spec.models.critic",
+        "spec.training.criticOptimizer",
+    }
+    assert str(errors["spec.models.critic"]) == (
+        "spec.models.critic: got a critic; expected none: grpo learns without one. Fix: remove it, or use ppo"
+    )
+
+
+@pytest.mark.parametrize(("coefficient", "right"), [(0, True), (0.1, False)])
+def test_a_reference_is_needed_for_a_kl(manifest, coefficient, right):
+    without_critic(manifest, {"kl": {"coefficient": coefficient}})
+    grouped(manifest, {"roles": ["policy", "rollout", "reward"]})
+    errors = problems(manifest)
+    assert list(errors) == ([] if right else ["spec.placement.groups"])
+    assert right or "kl.coefficient of grpo to 0" in errors["spec.placement.groups"].fix
+
+
+def test_a_reference_that_nobody_holds_is_refused(manifest):
+    without_critic(manifest, {"kl": {"coefficient": 0}})
+    manifest["spec"]["models"]["reference"] = {"path": "/reference"}
+    assert list(problems(manifest)) == ["spec.models.reference"]
+    grouped(manifest, {"roles": ["policy", "rollout", "reward", "reference"]})
+    assert problems(manifest) == {}
+
+
 @pytest.mark.parametrize(("tokens", "right"), [(48, True), (47, False)])
 def test_a_micro_batch_holds_a_sample(manifest, tokens, right):
     manifest["spec"]["data"] |= {"maxPromptLength": 16, "maxResponseLength": 32}

@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rlhf_api.algorithm import ClipRange
-from rlhf_runtime.algorithms.advantages import gae, token_rewards
-from rlhf_runtime.algorithms.kl import LOG_RATIO_LIMIT, kl_divergence
+from rlhf_api.algorithm import AdaptiveKL, ClipRange
+from rlhf_runtime.algorithms.advantages import gae, rewards_to_go, token_rewards
+from rlhf_runtime.algorithms.kl import LOG_RATIO_LIMIT, adapted_coefficient, kl_divergence
 from rlhf_runtime.algorithms.losses import policy_loss, score_tokens, value_loss
 from rlhf_runtime.algorithms.masking import masked_mean, masked_sum, whiten
 
@@ -71,6 +71,17 @@ def test_the_score_lands_on_the_last_token_and_kl_on_each() -> None:
     torch.testing.assert_close(rewards, torch.tensor([[-0.5, 9, 0], [0, -0.5, 20], [0, 0, 0]]))
 
 
+@quick
+@given(rows(1))
+def test_rewards_to_go_are_the_sums_of_what_follows(data) -> None:
+    rewards, mask = data
+    returns = rewards_to_go(rewards.masked_fill(~mask, math.nan), mask)
+    for row, kept in enumerate(mask.tolist()):
+        for place, counts in enumerate(kept):
+            later = [rewards[row, other].item() for other in range(place, len(kept)) if kept[other]]
+            assert returns[row, place].item() == pytest.approx(sum(later) if counts else 0)
+
+
 def test_token_means_do_not_depend_on_how_rows_are_cut() -> None:
     values = torch.tensor([[1.0, 2, 0], [3, 4, 5], [7, 0, 0]])
     mask = torch.arange(3) < torch.tensor([[2], [3], [1]])
@@ -92,21 +103,53 @@ def test_whitened_values_have_mean_0_and_variance_1(data) -> None:
         assert kept.std(correction=0).item() == pytest.approx(1, abs=1e-3)
 
 
-def reference_kl(log_probs: torch.Tensor, ref: torch.Tensor, estimator: str) -> torch.Tensor:
-    r = log_probs - ref
-    return {"k1": r, "k2": 0.5 * r * r, "k3": torch.exp(-r) - 1 + r}[estimator]
+def slow_kl(log_prob: float, ref: float, estimator: str, exponent: float, limit: float | None) -> tuple[float, float]:
+    """One token's estimate and its derivative by the log-probability."""
+    r = log_prob - ref
+    held = estimator == "k3" and -r > exponent
+    r = -exponent if held else r
+    value = {"k1": r, "k2": r * r / 2, "k3": math.exp(-r) - 1 + r}[estimator]
+    slope = 0.0 if held else {"k1": 1.0, "k2": r, "k3": 1 - math.exp(-r)}[estimator]
+    if limit is not None and abs(value) > limit:
+        return math.copysign(limit, value), 0.0
+    return value, slope
 
 
 @quick
-@given(rows(2), st.sampled_from(["k1", "k2", "k3"]))
-def test_kl_and_its_gradient_follow_the_formula(data, estimator) -> None:
+@given(rows(2), st.sampled_from(["k1", "k2", "k3"]), st.sampled_from([0.5, 10.0]), st.sampled_from([None, 1.0]))
+def test_kl_and_its_gradient_follow_the_formula(data, estimator, exponent: float, limit: float | None) -> None:
     log_probs, ref, _ = data
-    ours, theirs = log_probs.clone().requires_grad_(), log_probs.clone().requires_grad_()
-    mine, expected = kl_divergence(ours, ref, estimator), reference_kl(theirs, ref, estimator)
-    torch.testing.assert_close(mine, expected)
-    mine.sum().backward()
-    expected.sum().backward()
-    torch.testing.assert_close(ours.grad, theirs.grad)
+    log_probs.requires_grad_()
+    kl = kl_divergence(log_probs, ref, estimator, exponent, limit)
+    kl.sum().backward()
+    pairs = zip(log_probs.flatten().tolist(), ref.flatten().tolist(), strict=True)
+    expected = torch.tensor([slow_kl(*pair, estimator, exponent, limit) for pair in pairs], dtype=torch.float64)
+    torch.testing.assert_close(kl.flatten(), expected[:, 0])
+    torch.testing.assert_close(log_probs.grad.flatten(), expected[:, 1])
+
+
+@pytest.mark.parametrize(("estimator", "truth"), [("k1", "nothing"), ("k2", "KL"), ("k3", "reverse KL")])
+def test_what_an_estimator_pulls_at_as_a_loss(estimator: str, truth: str) -> None:
+    """Expected gradients on policy, exactly: every token weighed with its probability."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(6, generator=generator, dtype=torch.float64).requires_grad_()
+    reference = torch.randn(6, generator=generator, dtype=torch.float64).log_softmax(-1)
+    policy = logits.log_softmax(-1)
+    [got] = torch.autograd.grad((policy.detach().exp() * kl_divergence(policy, reference, estimator)).sum(), logits)
+    policy = logits.log_softmax(-1)
+    loss = {
+        "nothing": 0 * logits.sum(),
+        "KL": (policy.exp() * (policy - reference)).sum(),
+        "reverse KL": (reference.exp() * (reference - policy)).sum(),
+    }[truth]
+    [expected] = torch.autograd.grad(loss, logits)
+    torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize(("observed", "factor"), [(0.1, 1.0), (0.11, 1.001), (0.09, 0.999), (5.0, 1.002), (0.0, 0.998)])
+def test_the_adaptive_coefficient_follows_the_target(observed: float, factor: float) -> None:
+    adaptive = AdaptiveKL(target=0.1, horizon=1000)
+    assert adapted_coefficient(0.5, observed, 10, adaptive) == pytest.approx(0.5 * factor)
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
@@ -122,15 +165,16 @@ def test_kl_estimates_the_true_divergence(estimator: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("gap", [1e3, -1e3])
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
-@pytest.mark.parametrize("kind", ["k1", "k2", "k3", "policy"])
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3", "policy", "dual"])
 def test_huge_log_ratios_give_finite_values_and_gradients(dtype, gap: float, advantage: float, kind: str) -> None:
     log_probs = torch.tensor([gap / 2, -1.0], dtype=dtype, requires_grad=True)
     old = torch.tensor([-gap / 2, -1.5], dtype=dtype)
-    if kind == "policy":
-        part = policy_loss(log_probs, old, torch.full((2,), advantage), torch.tensor([True, True]), CLIP)
+    if kind in ("policy", "dual"):
+        both, dual = torch.tensor([True, True]), 3.0 if kind == "dual" else None
+        part = policy_loss(log_probs, old, torch.full((2,), advantage), both, CLIP, dual)
         assert torch.isfinite(part.kl)
         assert torch.isfinite(part.ratio_deviation)
-        loss = part.loss
+        loss = part.losses.sum()
     else:
         loss = kl_divergence(log_probs, old, kind).sum()
     loss.backward()
@@ -138,31 +182,41 @@ def test_huge_log_ratios_give_finite_values_and_gradients(dtype, gap: float, adv
     assert torch.isfinite(log_probs.grad).all()
 
 
-def slow_policy_loss(new: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor):
-    """Token by token; the loss, and how many tokens have no gradient because of the clip."""
-    loss, held = new.new_zeros(()), 0
-    for n, o, a in zip(new[mask], old[mask], advantages[mask], strict=True):
-        ratio = torch.exp((n - o).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
-        if (a > 0 and ratio > 1 + CLIP.high) or (a < 0 and ratio < 1 - CLIP.low):
-            loss = loss - a * (1 + CLIP.high if a > 0 else 1 - CLIP.low)
-            held += 1
-        else:
-            loss = loss - ratio * a
-    return loss, held
+def slow_policy_loss(new: float, old: float, advantage: float, dual: float | None) -> tuple[float, float, bool]:
+    """One token's loss, its derivative by the new log-probability, and whether a clip holds the token back."""
+    ratio = math.exp(new - old)
+    if advantage > 0 and ratio > 1 + CLIP.high:
+        return -advantage * (1 + CLIP.high), 0.0, True
+    if advantage < 0 and ratio < 1 - CLIP.low:
+        return -advantage * (1 - CLIP.low), 0.0, True
+    if advantage < 0 and dual is not None and ratio > dual:
+        return -advantage * dual, 0.0, True
+    return -ratio * advantage, -ratio * advantage, False
 
 
 @quick
-@given(rows(3))
-def test_policy_loss_and_its_gradient_follow_the_paper(data) -> None:
+@given(rows(3), st.sampled_from([None, 1.5, 3.0]))
+def test_policy_loss_and_its_gradient_follow_the_papers(data, dual: float | None) -> None:
     new, old, advantages, mask = data
-    ours, theirs = new.clone().requires_grad_(), new.clone().requires_grad_()
-    part = policy_loss(ours, old.masked_fill(~mask, math.nan), advantages, mask, CLIP)
-    expected, held = slow_policy_loss(theirs, old, advantages, mask)
-    torch.testing.assert_close(part.loss, expected)
-    assert part.clipped.item() == held
-    (part.loss + ours.sum() * 0).backward()
-    (expected + theirs.sum() * 0).backward()
-    torch.testing.assert_close(ours.grad, theirs.grad)
+    new.clamp_(-4, 4), old.clamp_(-4, 4)  # within `LOG_RATIO_LIMIT`
+    new.requires_grad_()
+    part = policy_loss(new, old.masked_fill(~mask, math.nan), advantages, mask, CLIP, dual)
+    part.losses.sum().backward()
+    columns = (new[mask].tolist(), old[mask].tolist(), advantages[mask].tolist())
+    expected = [slow_policy_loss(*token, dual) for token in zip(*columns, strict=True)]
+    losses, slopes = ([token[index] for token in expected] for index in range(2))
+    torch.testing.assert_close(part.losses[mask], torch.tensor(losses, dtype=torch.float64))
+    torch.testing.assert_close(new.grad[mask], torch.tensor(slopes, dtype=torch.float64))
+    assert not part.losses[~mask].any()
+    assert not new.grad[~mask].any()
+    assert part.clipped.item() == sum(held for *_, held in expected)
+
+
+def test_an_exponent_beyond_the_limit_has_no_gradient() -> None:
+    new = torch.tensor([LOG_RATIO_LIMIT + 1, LOG_RATIO_LIMIT - 1]).requires_grad_()
+    part = policy_loss(new, torch.zeros(2), torch.tensor([-1.0, -1]), torch.tensor([True, True]), CLIP, None)
+    part.losses.sum().backward()
+    assert new.grad[0] == 0 < new.grad[1]
 
 
 @quick
@@ -178,41 +232,47 @@ def test_value_loss_and_its_gradient_follow_the_formula(data, clip: float | None
             error = held_error.detach()
             held += 1
         expected = expected + error / 2
-    torch.testing.assert_close(part.loss, expected)
+    torch.testing.assert_close(part.losses.sum(), expected)
     assert part.clipped.item() == held
-    part.loss.backward()
+    part.losses.sum().backward()
     expected.backward()
     torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+LOSSES = {
+    "policy": lambda *columns: policy_loss(*columns, CLIP, None),
+    "dual": lambda *columns: policy_loss(*columns, CLIP, 3.0),
+    "value": lambda *columns: value_loss(*columns, 0.2),
+}
 
 
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("everything", [False, True], ids=["one slot", "all slots"])
 @pytest.mark.parametrize("column", range(3))
-@pytest.mark.parametrize("loss", [policy_loss, value_loss])
-def test_a_bad_number_in_a_masked_slot_changes_nothing(loss, column: int, everything: bool, bad: float) -> None:
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_bad_number_in_a_masked_slot_changes_nothing(loss: str, column: int, everything: bool, bad: float) -> None:
     mask = torch.tensor([[True, False], [not everything, False]]) & (not everything)
-    clip = CLIP if loss is policy_loss else 0.2
     clean = [torch.tensor([[0.5, 0.1], [-0.2, 0.3]]) * scale for scale in (1, 2, 3)]
     dirty = [tensor.clone() for tensor in clean]
     dirty[column][~mask] = bad
     results = []
     for columns in (clean, dirty):
         columns[0].requires_grad_()
-        part = loss(*columns, mask, clip)
-        part.loss.backward()
-        results.append((part.loss.detach(), part.clipped, columns[0].grad))
+        part = LOSSES[loss](*columns, mask)
+        part.losses.sum().backward()
+        results.append((part.losses.detach(), part.clipped, columns[0].grad))
     for expected, got in zip(*results, strict=True):
         assert torch.isfinite(got).all()
         torch.testing.assert_close(got, expected)
 
 
 @pytest.mark.parametrize("column", range(3))
-@pytest.mark.parametrize("loss", [policy_loss, value_loss])
-def test_a_nan_in_an_unmasked_slot_surfaces(loss, column: int) -> None:
-    columns = [torch.tensor([0.5, 0.1]) for _ in range(3)]
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_nan_in_an_unmasked_slot_surfaces(loss: str, column: int, sign: int) -> None:
+    columns = [torch.tensor([0.5, 0.1]) * sign for _ in range(3)]
     columns[column][0] = math.nan
-    clip = CLIP if loss is policy_loss else 0.2
-    assert torch.isnan(loss(*columns, torch.tensor([True, True]), clip).loss)
+    assert torch.isnan(LOSSES[loss](*columns, torch.tensor([True, True])).losses).tolist() == [True, False]
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 2.0])

@@ -299,6 +299,26 @@ def test_padding_rows_change_nothing(make_config, peaked: Path, rows: int) -> No
     assert results[0]["grad_norm"] > 0
 
 
+@pytest.mark.parametrize("aggregation", ["tokenMean", "sequenceMeanTokenMean", "sequenceMeanTokenSum", "constant"])
+def test_an_update_depends_neither_on_micro_batches_nor_on_order_or_padding(
+    make_config, peaked: Path, aggregation: str
+) -> None:
+    constant = 10.0 if aggregation == "constant" else None
+    settings = {"lossAggregation": aggregation, "lossConstant": constant, "entropyCoefficient": 0.1, "dualClip": 3.0}
+    results = []
+    for tokens, order, multiple in ((1000, [0, 1, 2, 3, 4], 1), (1, [3, 0, 4, 2, 1], 1), (30, [4, 3, 2, 1, 0], 4)):
+        config = make_config(algorithm={"grpo": {**settings, "kl": {"coefficient": 0.1}}})
+        policy = PolicyWorker(with_policy(config, peaked, learning_rate=0.0))
+        policy.engine.micro_batch_tokens = tokens
+        batch = experience(sequences(), policy, lambda count: torch.arange(count) - 1.5)
+        reference = ragged([row + 0.5 for row in batch.batch["old_log_probs"].unbind()])
+        batch = batch.union(DataProto.from_dict({"ref_log_probs": reference})).select_rows(torch.tensor(order))
+        results.append(policy.update(batch.pad_to_multiple(multiple)[0]))
+    assert results[0]["grad_norm"] > 0
+    for other in results[1:]:
+        assert other == pytest.approx(results[0], rel=1e-4, abs=1e-5)
+
+
 def test_a_kl_in_the_loss_pulls_towards_the_reference(make_config, peaked: Path) -> None:
     config = make_config(algorithm={"ppo": {"kl": {"coefficient": 1.0, "in": "loss", "estimator": "k2"}, "epochs": 8}})
     policy = PolicyWorker(with_policy(config, peaked))

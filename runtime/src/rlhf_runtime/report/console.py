@@ -125,7 +125,8 @@ def _details(rows: Sequence[StepMetrics], samples: Sequence[Sample]) -> Renderab
     grid.add_row(
         "policy", _pairs(metrics, ("kl", ".4f"), ("entropy", ".2f"), ("policy_loss", ".4f"), ("clip_fraction", ".3f"))
     )
-    grid.add_row("critic", _pairs(metrics, ("value_loss", ".4f"), ("explained_variance", ".2f")))
+    if "value_loss" in metrics:
+        grid.add_row("critic", _pairs(metrics, ("value_loss", ".4f"), ("explained_variance", ".2f")))
     grid.add_row("speed", _pairs(metrics, ("tokens_per_second", ".0f"), ("response_tokens", "d")))
     times = " ".join(f"{name} {seconds:.1f}" for name, seconds in _phases(metrics))
     grid.add_row("step", f"{metrics.get('time/step', 0.0):.1f} s: {times}")
