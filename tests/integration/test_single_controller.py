@@ -303,7 +303,7 @@ def references() -> int:
 def test_a_result_can_be_had_twice_and_leaves_nothing_in_ray(scorers: RayWorkerGroup) -> None:
     scorers.wait_ready()
     before = references()
-    future = scorers.async_run_method_batch("triple", batch_of(6))
+    future = scorers.async_run_method_batch("triple", data=batch_of(6))
     assert references() > before
     assert future.get() is future.get()
     assert references() == before
