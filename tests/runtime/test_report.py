@@ -253,6 +253,17 @@ def test_a_reward_that_did_not_rise_is_said_plainly():
     assert "Reward rose" in text
 
 
+def test_a_run_without_critic_and_reference_is_summed_up_without_them(tmp_path):
+    missing = ("kl", "value_loss", "explained_variance")
+    rows = [{key: value for key, value in row.items() if key not in missing} for row in rows_of([0.1] * 20)]
+    summary = summarize(rows, 20)
+    assert (summary.kl_last, summary.explained_variance_last) == (None, None)
+    assert "Critic" not in summary.render()
+    assert "KL" not in summary.render()
+    draw(rows, "no critic", tmp_path / "curves.png")
+    assert imread(tmp_path / "curves.png").shape[2] == 4
+
+
 @given(REWARDS, st.floats(0.1, 10), st.floats(-50, 50))
 def test_the_verdict_turns_with_the_sign_and_ignores_scale(rewards, scale, shift):
     def verdict(values: list[float]) -> tuple[str, float, float]:
@@ -343,6 +354,7 @@ def test_a_terminal_sees_a_live_view_until_the_run_is_interrupted(make_config, t
     frame = text[text.rindex("a library prints 8") :]
     for part in ("tiny ━", "8/12", "eta 4s", "reward   0.800", "▁▂", "kl 0.5000", "rollout 0.8", "v8 by shm", "evil"):
         assert part in frame, part
+    assert "critic" not in frame  # VIEW has none
     assert "\x1b]0;" not in output
     assert "Finished 8 of 12 steps" in frame
     assert "too few steps to tell" in frame

@@ -9,7 +9,7 @@ response i has tokens.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import torch
@@ -55,16 +55,16 @@ class Experience(Rollout):
     """Ragged [B, R*] float32: the policy's own log-probabilities before the update."""
     entropy: torch.Tensor
     """Ragged [B, R*] float32: the policy's entropy at each response position, in nats."""
-    ref_log_probs: torch.Tensor
-    """Ragged [B, R*] float32: the reference's log-probabilities."""
-    values: torch.Tensor
-    """Ragged [B, R*] float32: the critic's value before each response token."""
+    ref_log_probs: NotRequired[torch.Tensor]
+    """Ragged [B, R*] float32: the reference's log-probabilities, where there is one."""
+    values: NotRequired[torch.Tensor]
+    """Ragged [B, R*] float32: the critic's value before each response token, where there is one."""
     scores: torch.Tensor
     """[B] float32: weighted sum of the rewards."""
     advantages: torch.Tensor
     """Ragged [B, R*] float32."""
-    returns: torch.Tensor
-    """Ragged [B, R*] float32: targets of the critic."""
+    returns: NotRequired[torch.Tensor]
+    """Ragged [B, R*] float32: targets of the critic, where there is one."""
 
 
 StepMetrics = dict[str, float | int | str]
