@@ -21,6 +21,7 @@ from rlhf_runtime.data import PromptLoader, make_batch
 from rlhf_runtime.dynamic_sampling import fill_batch
 from rlhf_runtime.experience import add_advantages, step_metrics
 from rlhf_runtime.protocol import DataProto
+from rlhf_runtime.replicas import require_agreement
 from rlhf_runtime.report import Report, Sample, StepRecord
 from rlhf_runtime.single_controller import HealthMonitor, ResourcePoolManager
 from rlhf_runtime.single_controller.calls import Span, WorkerFuture
@@ -32,6 +33,8 @@ from rlhf_runtime.worker_groups import RoleGroups, spawn_worker_groups
 
 PLACEMENT_SECONDS = 300
 """How long placement groups may take to be ready."""
+DIGEST_STEPS = 20
+"""Steps between comparisons of all that the ranks of a trained role hold."""
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +91,8 @@ class Trainer:
             batch = add_advantages(batch, self.config, self.kl_coefficient)
             trained = sampled | self.update(batch)
             synced = self.sync(version=step)
+            if step % DIGEST_STEPS == 0:
+                self.compare_ranks()
             end = time.time()
             spans = self.take_spans()
             seconds = phase_seconds(spans, start, end)
@@ -137,14 +142,19 @@ class Trainer:
         return self.roles["reward"].score(batch.select(["prompt", "response", "columns"]))
 
     def update(self, batch: DataProto) -> dict[str, float]:
-        """Train critic and policy side by side, and return the metrics of both."""
+        """Train critic and policy side by side, and return the metrics of both, which every rank must agree on."""
         tokens, needed = ["prompt_ids", "response_ids"], ["old_log_probs", "advantages"]
         needed += ["ref_log_probs"] if self.config.algorithm.settings.kl.in_loss else []
-        answers = []
+        answers = {}
         if "critic" in self.roles:
-            answers.append(self.roles["critic"].update(batch.select([*tokens, "values", "returns"])))
-        answers.append(self.roles["policy"].update(batch.select([*tokens, *needed])))
-        return {name: value for answer in answers for name, value in answer.get()[0].items()}
+            answers["critic"] = self.roles["critic"].update(batch.select([*tokens, "values", "returns"]))
+        answers["policy"] = self.roles["policy"].update(batch.select([*tokens, *needed]))
+        metrics: dict[str, float] = {}
+        for role, answer in answers.items():
+            reports = answer.get()
+            require_agreement(role, reports)
+            metrics |= reports[0]
+        return metrics
 
     def steer_kl(self, metrics: StepMetrics, samples: int) -> None:
         """Tell the step's KL coefficient and choose the next one, where it is adaptive."""
@@ -157,6 +167,16 @@ class Trainer:
         report = sync_weights(self.roles["policy"], self.roles["rollout"], version)
         self.version = version
         return report
+
+    def compare_ranks(self) -> None:
+        """Refuse to go on when ranks of a trained role hold different weights.
+
+        Raises:
+            DesyncError: naming the role, the rank and the first parameter that differs.
+        """
+        for role in {"policy", "critic"} & self.roles.keys():
+            if self.roles[role].world_size > 1:
+                require_agreement(role, self.roles[role].digests())
 
     def take_spans(self) -> list[Span]:
         """When each worker worked on what since the last time."""
