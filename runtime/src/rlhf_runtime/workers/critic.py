@@ -10,8 +10,8 @@ from rlhf_runtime.models import model_folder
 from rlhf_runtime.protocol import DataProto
 from rlhf_runtime.ragged import lengths
 from rlhf_runtime.single_controller.decorator import Dispatch, register
-from rlhf_runtime.single_controller.worker import Worker
 from rlhf_runtime.workers.minibatch import (
+    DEALT,
     Totals,
     count_over_ranks,
     mini_batches,
@@ -19,10 +19,13 @@ from rlhf_runtime.workers.minibatch import (
     sequences_of,
     token_mask,
 )
+from rlhf_runtime.workers.trained import TrainedWorker
 
 
-class CriticWorker(Worker):
+class CriticWorker(TrainedWorker):
     """One rank of the critic."""
+
+    role = "critic"
 
     def __init__(self, config: RuntimeConfig) -> None:
         assert config.algorithm.ppo is not None, "a critic without ppo"
@@ -41,7 +44,7 @@ class CriticWorker(Worker):
         (values,) = self.engine.score(sequences_of(batch))
         return per_token(batch, {"values": values})
 
-    @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    @register(DEALT, blocking=False)
     def update(self, batch: DataProto) -> dict[str, float]:
         """Train on `values` and `returns`; the same metrics on every rank.
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -10,6 +11,7 @@ from rlhf_runtime.algorithms.aggregation import Counts, tokens_of_rows
 from rlhf_runtime.engines.sequences import Sequences
 from rlhf_runtime.protocol import VALID, DataProto
 from rlhf_runtime.ragged import from_values, lengths
+from rlhf_runtime.single_controller.decorator import Call, Mode, PerRank, Shared
 
 
 def sequences_of(batch: DataProto) -> Sequences:
@@ -31,11 +33,27 @@ def per_token(batch: DataProto, columns: dict[str, torch.Tensor]) -> DataProto:
     return DataProto.from_dict({name: from_values(values, counts) for name, values in columns.items()})
 
 
+def _deal(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    (batch,) = args
+    padded, _ = batch.pad_to_multiple(world_size)
+    hands = [padded.select_rows(torch.arange(rank, len(padded), world_size)) for rank in range(world_size)]
+    return Call((PerRank(hands),), {name: Shared(value) for name, value in kwargs.items()})
+
+
+def _by_rank(call: Call, results: list[Any]) -> list[Any]:
+    return results
+
+
+DEALT = Mode(_deal, _by_rank)
+"""Rows of the one argument, a `DataProto`, dealt out to the ranks one by one, as cards are; padded so that all have as
+many. So the next m rows of all ranks together are the batch's next m, however many ranks there are."""
+
+
 def mini_batches(batch: DataProto, size: int | None, epochs: int, world_size: int) -> Iterator[DataProto]:
     """This rank's parts of each mini-batch, in row order, `epochs` times over; as many on every rank.
 
     Args:
-        batch: This rank's rows, as many as every other rank has.
+        batch: This rank's rows, `DEALT` to it.
         size: Samples of a mini-batch over all ranks, rounded up to a multiple of them; None takes all.
         epochs: Passes over the batch.
         world_size: Ranks.

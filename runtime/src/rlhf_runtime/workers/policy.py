@@ -16,9 +16,9 @@ from rlhf_runtime.models import model_folder
 from rlhf_runtime.protocol import DataProto
 from rlhf_runtime.ragged import lengths
 from rlhf_runtime.single_controller.decorator import Dispatch, register
-from rlhf_runtime.single_controller.worker import Worker
 from rlhf_runtime.weight_sync import SendReport
 from rlhf_runtime.workers.minibatch import (
+    DEALT,
     Totals,
     count_over_ranks,
     mini_batches,
@@ -26,10 +26,13 @@ from rlhf_runtime.workers.minibatch import (
     sequences_of,
     token_mask,
 )
+from rlhf_runtime.workers.trained import TrainedWorker
 
 
-class PolicyWorker(Worker):
+class PolicyWorker(TrainedWorker):
     """One rank of the policy."""
+
+    role = "policy"
 
     def __init__(self, config: RuntimeConfig) -> None:
         self.settings = config.algorithm.settings
@@ -58,7 +61,7 @@ class PolicyWorker(Worker):
         log_probs, entropy = self.engine.score(sequences_of(batch))
         return per_token(batch, {"old_log_probs": log_probs, "entropy": entropy})
 
-    @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    @register(DEALT, blocking=False)
     def update(self, batch: DataProto) -> dict[str, float]:
         """Train on `old_log_probs`, `advantages`, and `ref_log_probs` where the KL is part of the loss.
 
