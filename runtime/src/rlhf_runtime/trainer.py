@@ -12,14 +12,22 @@ import logging
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from rlhf_api import RuntimeConfig
 
 from rlhf_runtime.algorithms.kl import adapted_coefficient
 from rlhf_runtime.balancing import ResponseLengths
+from rlhf_runtime.checkpoint.driver_state import DriverState, read_metrics
+from rlhf_runtime.checkpoint.identity import require_same, trained_from
+from rlhf_runtime.checkpoint.manifest import Checkpoint
+from rlhf_runtime.checkpoint.saver import Saver
+from rlhf_runtime.checkpoint.store import CheckpointStore, Found
 from rlhf_runtime.data import PromptLoader, make_batch
 from rlhf_runtime.dynamic_sampling import fill_batch
 from rlhf_runtime.experience import add_advantages, step_metrics
+from rlhf_runtime.export import export_checkpoint
+from rlhf_runtime.models import model_folder
 from rlhf_runtime.protocol import DataProto
 from rlhf_runtime.replicas import require_agreement
 from rlhf_runtime.report import Report, Sample, StepRecord
@@ -36,22 +44,71 @@ PLACEMENT_SECONDS = 300
 DIGEST_STEPS = 20
 """Steps between comparisons of all that the ranks of a trained role hold."""
 
+EXPORT, EXPORTED = "model", "The trained model is in %s"
+"""The trained model's folder in that of the run, and what is said of it."""
+
+NOTHING = Found()
+
 logger = logging.getLogger(__name__)
 
 
-def train(config: RuntimeConfig, prompts: list[Prompt], report: Report) -> None:
+def train(config: RuntimeConfig, prompts: list[Prompt], report: Report, found: Found = NOTHING) -> None:
     """Train a config to its end on the Ray that this process is connected to, and report on it.
 
+    Args:
+        config: The job.
+        prompts: Its training prompts.
+        report: Not started yet.
+        found: The checkpoint to go on from, if any.
+
     Raises:
+        InputError: when the checkpoint was trained from something else; nothing was started then.
         RLHFError: when a worker, reward, number or placement failed. What was reported until then is kept.
     """
+    origin = _origin(config, prompts)
+    if found.checkpoint:
+        require_same(found.checkpoint, origin)
     with ExitStack() as ending:
         ending.callback(report.close)
-        report.start()
+        report.start(read_metrics(found.checkpoint.folder) if found.checkpoint else [])
+        for note in found.notes:
+            logger.warning(note)
+        if found.checkpoint and found.step >= config.training.steps:
+            _tell_done(config, found.checkpoint)
+            return
+        store = _store(config, found)
         trainer = Trainer(config, prompts, report, ending.enter_context(HealthMonitor()))
-        trainer.init_workers()
+        trainer.init_workers(found.checkpoint)
+        if store:
+            trainer.save_to(store, origin)
         trainer.fit()
         trainer.export()
+
+
+def _origin(config: RuntimeConfig, prompts: list[Prompt]) -> dict[str, Any]:
+    """What checkpoints say that they were trained from; nothing without checkpoints, as large files are read for it."""
+    if config.checkpoint is None:
+        return {}
+    return trained_from(config, {role: model_folder(config, role) for role in config.models.by_role}, prompts)
+
+
+def _store(config: RuntimeConfig, found: Found) -> CheckpointStore | None:
+    """Where checkpoints go, rid of what was found damaged or unfinished."""
+    if config.checkpoint is None:
+        return None
+    store = CheckpointStore(Path(config.checkpoint.path), config.checkpoint.keep)
+    store.clear(found)
+    return store
+
+
+def _tell_done(config: RuntimeConfig, checkpoint: Checkpoint) -> None:
+    """Say that nothing is left to train, and write the trained model if its run ended before it did."""
+    step, steps = checkpoint.manifest.step, config.training.steps
+    logger.info("Nothing to train: %s is of step %d, and the job has %d", checkpoint.folder, step, steps)
+    folder = Path(config.run_dir) / EXPORT
+    if not folder.exists():
+        export_checkpoint(checkpoint, folder)
+        logger.info(EXPORTED, folder)
 
 
 class Trainer:
@@ -67,9 +124,14 @@ class Trainer:
         self.roles: RoleGroups = {}
         self.version = 0
         self.kl_coefficient = config.algorithm.settings.kl.coefficient
+        self.saver: Saver | None = None
 
-    def init_workers(self) -> None:
-        """Reserve the pools, start every role, and give the engines the policy's first weights."""
+    def init_workers(self, checkpoint: Checkpoint | None) -> None:
+        """Reserve the pools, start every role, and give the engines the policy's weights.
+
+        Args:
+            checkpoint: What to go on from, if not from the start.
+        """
         began = time.perf_counter()
         self.pools.create()
         for group in self.config.groups:
@@ -77,14 +139,33 @@ class Trainer:
         self.roles = spawn_worker_groups(self.config, self.pools, self.health)
         for group in self.roles.values():
             group.wait_ready()
+        if checkpoint:
+            self.restore(checkpoint)
         self.roles["policy"].connect_engines(self.roles["rollout"].workers)
-        self.sync(version=0)
+        self.sync(self.version)
         self.take_spans()  # those of the start belong to no step
         logger.info("Ready after %.0f s, first step begins", time.perf_counter() - began)
 
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Put driver and trained roles into the state of a checkpoint."""
+        manifest, state = checkpoint.manifest, DriverState.read(checkpoint.folder)
+        loading = [self.roles[role].load(str(checkpoint.folder), ranks) for role, ranks in manifest.ranks.items()]
+        self.prompts.load_state_dict(state.prompts)
+        self.lengths.load_state_dict(state.response_lengths)
+        self.kl_coefficient = state.kl_coefficient
+        self.version = manifest.weight_version
+        for load in loading:
+            load.get()
+        logger.info("Goes on from step %d: %s", manifest.step, checkpoint.folder)
+
+    def save_to(self, store: CheckpointStore, origin: dict[str, Any]) -> None:
+        """Take checkpoints from now on."""
+        trained = {role: self.roles[role] for role in ("policy", "critic") if role in self.roles}
+        self.saver = Saver(store, trained, model_folder(self.config, "policy"), origin)
+
     def fit(self) -> None:
-        """Run the job's steps; each ends with the new weights in the engines."""
-        for step in range(1, self.config.training.steps + 1):
+        """Run the steps that are left; each ends with the new weights in the engines, under its number as version."""
+        for step in range(self.version + 1, self.config.training.steps + 1):
             start = time.time()
             batch, sampled = self.rollout()
             batch = self.evaluate(batch)
@@ -101,6 +182,7 @@ class Trainer:
             samples = samples_of(batch, self.config.observability.samples_per_step)
             whole = Span("driver", None, f"step {step}", 0, start, end)
             self.report.step(StepRecord(metrics, samples, [whole, *spans]))
+            self.save(step)
 
     def rollout(self) -> tuple[DataProto, dict[str, float]]:
         """The step's prompts and their responses, with dynamic sampling scored ones, and metrics of how they came."""
@@ -174,9 +256,27 @@ class Trainer:
         Raises:
             DesyncError: naming the role, the rank and the first parameter that differs.
         """
-        for role in {"policy", "critic"} & self.roles.keys():
-            if self.roles[role].world_size > 1:
-                require_agreement(role, self.roles[role].digests())
+        digests = {role: self.roles[role].digests() for role in ("critic", "policy") if role in self.roles}
+        for role, answer in digests.items():
+            require_agreement(role, answer.get())
+
+    def save(self, step: int) -> None:
+        """Begin the checkpoint of a step that is to have one, and complete those that are written by now.
+
+        Raises:
+            CheckpointError: when one cannot be written.
+        """
+        if self.saver is None or self.config.checkpoint is None:
+            return
+        last = step == self.config.training.steps
+        if last or step % self.config.checkpoint.every_steps == 0:
+            state = DriverState(
+                prompts=self.prompts.state_dict(),
+                response_lengths=self.lengths.state_dict(),
+                kl_coefficient=self.kl_coefficient,
+            )
+            self.saver.begin(step, self.version, state, self.report.rows)
+        self.saver.look(wait=last)
 
     def take_spans(self) -> list[Span]:
         """When each worker worked on what since the last time."""
@@ -184,9 +284,9 @@ class Trainer:
 
     def export(self) -> None:
         """Write the trained policy as a Hugging Face folder into the run folder."""
-        folder = Path(self.config.run_dir) / "model"
+        folder = Path(self.config.run_dir) / EXPORT
         self.roles["policy"].export(str(folder))
-        logger.info("The trained model is in %s", folder)
+        logger.info(EXPORTED, folder)
 
 
 def samples_of(batch: DataProto, count: int) -> list[Sample]:
