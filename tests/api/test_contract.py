@@ -34,7 +34,7 @@ def test_of_the_whole_design_only_what_is_not_built_is_refused():
         "spec.training.maxStaleness",
         "spec.nodePools[1].minNodes",
         "spec.nodePools[1].maxNodes",
-        "spec.checkpoint",
+        "spec.checkpoint.exportHuggingFace",
         "spec.observability.prometheus",
         "spec.observability.wandb",
         "spec.backoffLimit",

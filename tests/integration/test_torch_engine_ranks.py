@@ -79,6 +79,7 @@ def config(folder: Path) -> RuntimeConfig:
             },
             "pythonPath": [],
             "observability": {},
+            "checkpoint": None,
             "localNodes": [],
         }
     )

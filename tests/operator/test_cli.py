@@ -127,7 +127,7 @@ def test_a_folder_that_cannot_be_made(tmp_path, become):
 def test_a_full_disk_is_told(tmp_path, become, monkeypatch):
     (tmp_path / "quickstart").mkdir()
     (tmp_path / "quickstart" / "job.yaml").symlink_to("/dev/full")
-    monkeypatch.setattr(run_folder, "prepare", lambda folder: None)
+    monkeypatch.setattr(run_folder, "prepare", lambda folder, resume: None)
     result = rlhf("run", QUICKSTART, "--runs-dir", tmp_path)
     assert (result.exit_code, become) == (2, [])
     assert "--runs-dir: got" in result.stderr

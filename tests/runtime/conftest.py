@@ -48,6 +48,7 @@ def make_config(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Runti
             "engines": 1,
             "pythonPath": [],
             "observability": {},
+            "checkpoint": None,
             "localNodes": [],
         }
         return RuntimeConfig.parse(document | fields)

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import termios
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from io import StringIO
@@ -24,6 +25,7 @@ from rlhf_runtime.report import Report, Sample, StepRecord, sinks_of, summarize
 from rlhf_runtime.report.console import TerminalView, sparkline
 from rlhf_runtime.report.curves import draw
 from rlhf_runtime.single_controller.calls import Span
+from rlhf_runtime.types import StepMetrics
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 REWARDS = st.lists(st.floats(-100, 100), min_size=15, max_size=40)
@@ -179,7 +181,7 @@ def test_a_sink_that_fails_to_close_keeps_none_open(make_config):
         def __init__(self, name: str) -> None:
             self.name = name
 
-        def start(self, config: RuntimeConfig) -> None: ...
+        def start(self, config: RuntimeConfig, earlier: Sequence[StepMetrics]) -> None: ...
 
         def step(self, record: StepRecord) -> None: ...
 
@@ -366,7 +368,7 @@ def test_a_dumb_terminal_sees_plain_lines(make_config, monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     output = StringIO()
     view = TerminalView(Console(file=output, force_terminal=True))
-    view.start(make_config())
+    view.start(make_config(), [])
     view.step(StepRecord(metrics_of(2), [], []))
     view.close(summarize(rows_of([0.1] * 2), 12))
     assert output.getvalue().startswith("step 2/12  reward 0.231")
@@ -377,7 +379,7 @@ def test_a_dumb_terminal_sees_plain_lines(make_config, monkeypatch):
 def test_the_view_fits_the_width(make_config, columns):
     console = Console(file=StringIO(), force_terminal=True, width=columns, height=40, legacy_windows=False)
     view = TerminalView(console)
-    view.start(make_config())
+    view.start(make_config(), [])
     for step in range(1, 4):
         view.step(StepRecord(metrics_of(step), [Sample("p" * 500, "r" * 500, 0.5, 1)], []))
     view.close(summarize(rows_of([0.1] * 3), 12))

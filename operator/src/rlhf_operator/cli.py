@@ -1,4 +1,4 @@
-"""The command line: `rlhf validate`, `rlhf plan` and `rlhf run`."""
+"""The command line: `rlhf validate`, `rlhf plan`, `rlhf run` and `rlhf export`."""
 
 import importlib.util
 import os
@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
-from rlhf_api import FieldError, SpecError
+from rlhf_api import FieldError, RuntimeConfig, SpecError
 
 from rlhf_operator import run_folder
 from rlhf_operator.bundles import Bundles
@@ -30,6 +30,7 @@ HELP = """Train language models with reinforcement learning from one manifest.
   rlhf validate examples/*.yaml           is it right?
   rlhf plan examples/01-quickstart.yaml   what would run where?
   rlhf run examples/01-quickstart.yaml    train on this machine, into runs/quickstart
+  rlhf export runs/quickstart my-model    a checkpoint as a Hugging Face folder
 
 All mistakes in a manifest are told at once, as `path: got X; expected Y. Fix: Z`, with exit code 2.
 """
@@ -99,10 +100,14 @@ def run(
         typer.Option(metavar="NAME=DIR", help="a folder in the place of a storage of the manifest; may be repeated"),
     ] = None,
     runs_dir: Annotated[Path, typer.Option(metavar="DIR", help="where run folders are made")] = Path("runs"),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="go on from the newest whole checkpoint, as `resume: true` does")
+    ] = False,
 ) -> None:
     """Train on this machine.
 
-    The run's folder is DIR/<job's name>; the folder of an earlier run of that name is moved aside.
+    The run's folder is DIR/<job's name>; the folder of an earlier run of that name is moved aside, unless this run goes
+    on in it.
     """
     with _told(file):
         mounts = parse_mounts(mount or [])
@@ -110,8 +115,9 @@ def run(
         folder = runs_dir.absolute() / job.metadata.name
         made = plan_here(job, file.parent, mounts, folder, lambda: visible_gpus(os.environ))
         _require_runtime()
-        moved = run_folder.prepare(folder)
-        config = run_folder.write(folder, made.job, made.config)
+        going_on, runtime = _resumed(made.config, resume)
+        moved = run_folder.prepare(folder, going_on)
+        config = run_folder.write(folder, made.job, runtime)
     _print_plan(made)
     if moved:
         typer.echo(f"The earlier run's folder is now {moved}")
@@ -121,6 +127,36 @@ def run(
     # From here on the runtime answers for them: it unblocks them once it does.
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     os.execv(sys.executable, [sys.executable, "-m", "rlhf_runtime", str(config)])
+
+
+@app.command()
+def export(
+    source: Annotated[
+        Path, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="a run's folder, or one checkpoint", show_default=False)
+    ],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="the folder to write", show_default=False)],
+) -> None:
+    """Write a checkpoint's policy as a folder that transformers and vLLM load. Of a run it is the newest whole one."""
+    with _told(source):
+        _require_runtime()
+    os.execv(sys.executable, [sys.executable, "-m", "rlhf_runtime.export", str(source), str(folder)])
+
+
+def _resumed(config: RuntimeConfig, asked: bool) -> tuple[bool, RuntimeConfig]:
+    """Whether a run goes on from checkpoints, by its manifest or because it was asked to, and the config to run with.
+
+    Raises:
+        SpecError: when it was asked to, and there are none.
+    """
+    checkpoint = config.checkpoint
+    there = checkpoint is not None and run_folder.holds_checkpoints(Path(checkpoint.path))
+    if asked and (checkpoint is None or not there):
+        got = f"no checkpoint in {checkpoint.path}" if checkpoint else "a manifest without spec.checkpoint"
+        fix = "run without --resume" if checkpoint else "add `checkpoint`, and run without --resume first"
+        raise SpecError([FieldError("--resume", got, "a checkpoint to go on from", fix)])
+    if checkpoint is None or not asked:
+        return bool(checkpoint and checkpoint.resume and there), config
+    return True, config.model_copy(update={"checkpoint": checkpoint.model_copy(update={"resume": True})})
 
 
 @contextmanager

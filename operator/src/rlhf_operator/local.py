@@ -12,6 +12,7 @@ from rlhf_api.roles import ModelSource, ReferenceSource
 from rlhf_api.spec import Storage
 
 from rlhf_operator.plan import Plan, build_plan
+from rlhf_operator.volumes import below, volume_of
 
 GpuCount = Callable[[], int]
 Source = ModelSource | ReferenceSource | None
@@ -100,41 +101,35 @@ class _Places:
     storage: Sequence[Storage]
     mounts: Mapping[str, Path]
 
-    def volume_of(self, path: str) -> Storage | None:
-        """The innermost storage that holds an absolute path."""
-        normal = posixpath.normpath(path)
-        holders = [volume for volume in self.storage if _below(normal, volume.mount_path) is not None]
-        return max(holders, key=lambda volume: len(posixpath.normpath(volume.mount_path)), default=None)
-
     def local(self, path: str) -> Path:
         """The path here; one on a storage that is not mounted stays as it is."""
-        volume = self.volume_of(path)
+        volume = volume_of(path, self.storage)
         if volume and volume.name in self.mounts:
-            return self.mounts[volume.name] / (_below(posixpath.normpath(path), volume.mount_path) or "")
+            return self.mounts[volume.name] / (below(posixpath.normpath(path), volume.mount_path) or "")
         return Path(posixpath.normpath(self.base / path))
 
     def resolve(self, path: str | None) -> str | None:
         """`local` for a field that may be left out."""
         return None if path is None else str(self.local(path))
 
+    def not_mounted(self, field: str, path: str) -> FieldError | None:
+        """What is wrong with a path on a storage that no folder stands for."""
+        volume = volume_of(path, self.storage)
+        if volume is None or volume.name in self.mounts:
+            return None
+        fix = f"add --mount {volume.name}=DIR"
+        return FieldError(field, f"`{path}` on storage `{volume.name}`", "a folder in the storage's place", fix)
+
     def problem(self, field: str, path: str, marker: str, expected: str) -> FieldError | None:
         """What is wrong with a path that should lead to something that holds `marker`."""
-        volume = self.volume_of(path)
-        if volume and volume.name not in self.mounts:
-            fix = f"add --mount {volume.name}=DIR"
-            return FieldError(field, f"`{path}` on storage `{volume.name}`", "a folder in the storage's place", fix)
+        if problem := self.not_mounted(field, path):
+            return problem
         place = self.local(path)
         if (place / marker).is_file():
             return None
         got = f"`{path}`" if str(place) == path else f"`{path}`, which is {place} here"
         fix = "correct the path" if posixpath.isabs(path) else "correct the path: it starts at the manifest's folder"
         return FieldError(field, got, expected, fix)
-
-
-def _below(path: str, folder: str) -> str | None:
-    """`path` relative to `folder`, or None where it is not inside."""
-    folder = posixpath.normpath(folder).rstrip("/")
-    return path[len(folder) + 1 :] if path == folder or path.startswith(f"{folder}/") else None
 
 
 def _with_local_paths(spec: RLHFJobSpec, places: _Places) -> RLHFJobSpec:
@@ -144,11 +139,15 @@ def _with_local_paths(spec: RLHFJobSpec, places: _Places) -> RLHFJobSpec:
         "critic": critic.model_copy(update={"path": places.resolve(critic.path)}) if critic else None,
         "reference": reference.model_copy(update={"path": places.resolve(reference.path)}) if reference else None,
     }
+    checkpoint = spec.checkpoint
+    if checkpoint and posixpath.isabs(checkpoint.path):  # any other starts at the run's folder
+        checkpoint = checkpoint.model_copy(update={"path": places.resolve(checkpoint.path)})
     prompts = spec.data.prompts.model_copy(update={"path": places.resolve(spec.data.prompts.path)})
     return spec.model_copy(
         update={
             "models": spec.models.model_copy(update=update),
             "data": spec.data.model_copy(update={"prompts": prompts}),
+            "checkpoint": checkpoint,
         }
     )
 
@@ -168,6 +167,8 @@ def _missing_files(spec: RLHFJobSpec, places: _Places) -> Iterator[FieldError]:
     for field, path, marker, expected in needs:
         if path is not None and (problem := places.problem(field, path, marker, expected)):
             yield problem
+    if spec.checkpoint and (problem := places.not_mounted("spec.checkpoint.path", spec.checkpoint.path)):
+        yield problem
 
 
 def _unknown_mounts(spec: RLHFJobSpec, mounts: Mapping[str, Path]) -> Iterator[FieldError]:

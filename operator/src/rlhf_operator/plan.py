@@ -1,9 +1,11 @@
 """From a job to everything that its run needs, decided and said."""
 
+import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlhf_api import RLHFJob, RLHFJobSpec, RuntimeConfig, SpecError
+from rlhf_api.checkpoint import Checkpoint
 from rlhf_api.pools import Device
 from rlhf_api.roles import ModelSource
 from rlhf_api.runtime_config import SCHEMA_VERSION, LocalNode, RoleModels, SyncPath, TrainingLoop, WorkerGroup
@@ -81,6 +83,7 @@ def _runtime_config(
         groups=[_worker_group(group) for group in placing_order(groups)],
         engines=rollout.group.workers // rollout.tensor_parallel,
         weight_sync=sync,
+        checkpoint=_checkpoint(spec, run_dir),
         python_path=list(python_path),
         observability=spec.observability,
         local_nodes=[
@@ -89,6 +92,11 @@ def _runtime_config(
             for _ in range(pool.nodes)
         ],
     )
+
+
+def _checkpoint(spec: RLHFJobSpec, run_dir: str) -> Checkpoint | None:
+    written = spec.checkpoint
+    return written and written.model_copy(update={"path": posixpath.join(run_dir, written.path)})
 
 
 def _models(spec: RLHFJobSpec) -> RoleModels:

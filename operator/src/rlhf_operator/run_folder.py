@@ -1,4 +1,4 @@
-"""The folder of a run: nothing in it is ever overwritten, and one process at a time has it."""
+"""The folder of a run: no run writes over another's, and one process at a time has it."""
 
 import fcntl
 import itertools
@@ -6,13 +6,23 @@ import os
 from pathlib import Path
 
 from rlhf_api import FieldError, RLHFJob, RuntimeConfig, SpecError
+from rlhf_api.checkpoint import CHECKPOINT_FOLDERS
 from ruamel.yaml import YAML
 
 LOCK = ".lock"
 
 
-def prepare(folder: Path) -> Path | None:
-    """Make an empty folder for a run, and hold it for as long as this process lives, programs that it becomes included.
+def holds_checkpoints(path: Path) -> bool:
+    """Whether there is a checkpoint in a folder, be it whole or damaged."""
+    return any(path.glob(CHECKPOINT_FOLDERS))
+
+
+def prepare(folder: Path, resume: bool = False) -> Path | None:
+    """Make a folder for a run, and hold it for as long as this process lives, programs that it becomes included.
+
+    Args:
+        folder: The folder.
+        resume: Take the folder that is there, to go on in it; otherwise an empty one is made.
 
     Returns:
         Where the folder of an earlier run of that name was moved: the first free of `NAME.1`, `NAME.2`, ...
@@ -21,8 +31,8 @@ def prepare(folder: Path) -> Path | None:
         SpecError: when a run still has the folder, or it cannot be made.
     """
     try:
-        moved = _move_aside(folder) if folder.exists() else None
-        folder.mkdir(parents=True)
+        moved = _move_aside(folder) if folder.exists() and not resume else None
+        folder.mkdir(parents=True, exist_ok=resume)
         _lock(folder)
     except BlockingIOError:
         got, fix = f"{folder}, where a run is going on", "wait for it, stop it, or rename this job"

@@ -8,6 +8,8 @@ from rlhf_api.placement import PlacementGroup
 from rlhf_api.pools import NodePool
 from rlhf_api.roles import TORCH_ROLES
 
+from rlhf_operator.volumes import volume_of
+
 Check = Callable[[RLHFJobSpec], Iterator[FieldError]]
 
 
@@ -207,6 +209,13 @@ def _sample_in_positions(spec: RLHFJobSpec) -> Iterator[FieldError]:
             yield FieldError(path, str(positions), expected, "raise it, or lower spec.data.maxResponseLength")
 
 
+def _checkpoints_can_be_written(spec: RLHFJobSpec) -> Iterator[FieldError]:
+    volume = volume_of(spec.checkpoint.path, spec.storage) if spec.checkpoint else None
+    if spec.checkpoint and volume and volume.read_only:
+        got, fix = f"`{spec.checkpoint.path}` on the read-only storage `{volume.name}`", "remove its `readOnly`"
+        yield FieldError("spec.checkpoint.path", got, "a place to write to", f"{fix}, or choose another path")
+
+
 def _gpus_of_workers(spec: RLHFJobSpec) -> Iterator[FieldError]:
     for path, group, pool in groups_of(spec):
         gpus = group.gpus_per_worker or 0.0
@@ -244,5 +253,6 @@ CHECKS: tuple[Check, ...] = (
     _overlong_within_response,
     _sample_in_micro_batch,
     _sample_in_positions,
+    _checkpoints_can_be_written,
     _gpus_of_workers,
 )

@@ -128,15 +128,17 @@ def read_config(path: Path) -> RuntimeConfig:
 def _train(config: RuntimeConfig) -> None:
     """Check the inputs while Ray starts, train, and leave no process behind, however it ends."""
     _hush_libraries()
+    from rlhf_runtime.checkpoint.resume import find_checkpoint
     from rlhf_runtime.preflight import preflight
 
     with ExitStack() as ending:
+        found = find_checkpoint(config.checkpoint)
         prompts = preflight(config, meanwhile=lambda: _start_ray(config, ending))
 
         from rlhf_runtime.report import Report, sinks_of
         from rlhf_runtime.trainer import train
 
-        train(config, prompts, Report(config, sinks_of(config)))
+        train(config, prompts, Report(config, sinks_of(config)), found)
 
 
 def _start_ray(config: RuntimeConfig, ending: ExitStack) -> None:
@@ -159,7 +161,7 @@ def _parse_arguments() -> argparse.Namespace:
         prog="python -m rlhf_runtime",
         description="Train one RuntimeConfig, as `rlhf run` and the operator write it.",
         epilog="Exit codes: 0 done, 2 bad input, 3 a reward failed, 4 numbers not finite, 5 a worker or node was lost, "
-        "130 interrupted, 1 anything else.",
+        "6 a checkpoint could not be written, 130 interrupted, 1 anything else.",
     )
     parser.add_argument("config", type=Path, help="the RuntimeConfig as JSON")
     return parser.parse_args()

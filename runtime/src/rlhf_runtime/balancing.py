@@ -49,6 +49,15 @@ class ResponseLengths:
         means = sums / torch.bincount(places)
         self._by_prompt.update(zip(prompts.tolist(), means.tolist(), strict=True))
 
+    def state_dict(self) -> dict[str, Any]:
+        """What is known, as JSON."""
+        return {"mean": self._mean, "by_prompt": list(self._by_prompt.items())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Know that, and nothing else."""
+        self._mean = state["mean"]
+        self._by_prompt = dict(state["by_prompt"])
+
 
 def assign(work: Sequence[float], engines: int) -> list[list[int]]:
     """The rows of each engine, ascending: the longest first, each to the engine with the least to do.

@@ -1,6 +1,7 @@
 """Ways for a run to end badly, each with its exit code.
 
-The code tells an operator whether another try could help: 2 to 4 are the user's to mend, 5 is the cluster's.
+The code tells an operator whether another try could help: 2 to 4 are the user's to mend, 5 is the cluster's, 6 the
+storage's.
 """
 
 
@@ -33,6 +34,12 @@ class InfrastructureError(RLHFError):
     """A worker, node or placement group was lost or could not be had, or weights did not arrive."""
 
     exit_code = 5
+
+
+class CheckpointError(RLHFError):
+    """A checkpoint could not be written, or does not fit what is to be restored from it."""
+
+    exit_code = 6
 
 
 class DesyncError(InfrastructureError):

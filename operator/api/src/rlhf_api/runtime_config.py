@@ -6,6 +6,7 @@ from pydantic import ValidationError
 
 from rlhf_api.algorithm import Algorithm
 from rlhf_api.base import ApiModel, NonNegativeFloat, PositiveInt
+from rlhf_api.checkpoint import Checkpoint
 from rlhf_api.data import Data
 from rlhf_api.errors import FieldError, SpecError, field_errors
 from rlhf_api.placement import Strategy
@@ -134,6 +135,8 @@ class RuntimeConfig(ApiModel):
     """Rollout engines. Each holds as many neighbouring bundles of its group as there are bundles an engine."""
     weight_sync: SyncPath
     """How weights reach the engines."""
+    checkpoint: Checkpoint | None
+    """Checkpoints, their path absolute; null takes none."""
     python_path: list[str]
     """Folders put on the path before reward functions are imported."""
     observability: Observability

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from rlhf_api.algorithm import Algorithm
 from rlhf_api.base import ApiModel, DnsLabel
+from rlhf_api.checkpoint import Checkpoint
 from rlhf_api.data import Data
 from rlhf_api.placement import Placement
 from rlhf_api.pools import NodePool
@@ -41,7 +42,6 @@ class RLHFJobSpec(ApiModel):
         {
             "rayVersion",
             "suspend",
-            "checkpoint",
             "backoffLimit",
             "infrastructureBackoffLimit",
             "activeDeadlineSeconds",
@@ -70,6 +70,8 @@ class RLHFJobSpec(ApiModel):
     """Roles to pools. Default: every role that the algorithm needs in one group on the first pool."""
     weight_sync: WeightSync = WeightSync()
     """How new weights reach the rollout engines."""
+    checkpoint: Checkpoint | None = None
+    """Checkpoints to go on from. Default: none are taken."""
     storage: list[Storage] = Field(default_factory=list)
     """Volumes."""
     code: Code | None = None

@@ -7,8 +7,8 @@ each row's positions count from 0: a row's result does not depend on its neighbo
 tokens in row order. One path serves any world size and device.
 """
 
-import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -23,16 +23,18 @@ from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as hf_logging
 
 from rlhf_runtime.algorithms.losses import score_tokens
+from rlhf_runtime.checkpoint import randomness
+from rlhf_runtime.checkpoint.shards import BackgroundWrite, ShardReader, write_shards
+from rlhf_runtime.engines import training_state
 from rlhf_runtime.engines.optimizer import Step, Stepper
 from rlhf_runtime.engines.sequences import BLANK, Sequences
+from rlhf_runtime.engines.training_state import own_tensors
 from rlhf_runtime.errors import InputError
+from rlhf_runtime.hugging_face import write_model
 from rlhf_runtime.weight_sync.verify import checksum
 
 PREFIX = "network."
 """What the engine puts before the names that Hugging Face gives to a model's parameters."""
-
-NETWORK_FILES = frozenset({"config.json", "model.safetensors.index.json", "pytorch_model.bin.index.json"})
-"""Files of a model folder that belong to its weights; the other text files belong to its tokenizer."""
 
 Loss = Callable[[tuple[torch.Tensor, ...], torch.Tensor], torch.Tensor]
 """From a model's outputs [n] and those tokens' places [n] in the flat order of all response tokens, to a scalar."""
@@ -225,25 +227,33 @@ class TorchEngine:
 
         The folder appears once it is complete, in place of one that was there.
         """
-        state = {}
-        seen: set[int] = set()
-        for name, tensor in self.network.state_dict(keep_vars=True).items():
-            if id(tensor) in seen:  # a tied weight is written once
-                continue
-            seen.add(id(tensor))
+        weights = {}
+        for name, tensor in own_tensors(self.network):
             full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
             if dist.get_rank() == 0:
-                state[name] = full.detach().cpu()
+                weights[name] = full.detach().cpu()
         if dist.get_rank() == 0:
-            scratch = folder.with_name(f".{folder.name}-partial")
-            shutil.rmtree(scratch, ignore_errors=True)
-            self.network.save_pretrained(scratch, state_dict=state)
-            for file in self.folder.iterdir():
-                if file.suffix in {".json", ".txt", ".model", ".jinja"} and file.name not in NETWORK_FILES:
-                    shutil.copy(file, scratch / file.name)
-            shutil.rmtree(folder, ignore_errors=True)
-            scratch.rename(folder)
+            write_model(self.network, weights, self.folder, folder)
         dist.barrier()
+
+    def save(self, path: Path) -> BackgroundWrite:
+        """Copy this rank's state of training to the CPU, and write it to a file while training goes on."""
+        assert self.stepper is not None, "the engine was built without an optimizer"
+        shards = training_state.snapshot(self.module, self.stepper)
+        notes = {"optimizer_steps": self.stepper.steps, "random": randomness.capture()}
+        return BackgroundWrite(partial(write_shards, path, shards, notes))
+
+    def load(self, reader: ShardReader) -> None:
+        """Go on from a saved state of training. Ranks that did not save have random generators of their own.
+
+        Raises:
+            CheckpointError: when it is not this model's.
+        """
+        assert self.stepper is not None, "the engine was built without an optimizer"
+        training_state.restore(self.module, self.stepper, reader)
+        self.stepper.steps = reader.notes[0]["optimizer_steps"]
+        if dist.get_rank() < len(reader.notes):
+            randomness.restore(reader.notes[dist.get_rank()]["random"])
 
     @torch.no_grad()
     def digests(self) -> dict[str, int]:

@@ -47,10 +47,20 @@ class Report:
         self._rows: list[StepMetrics] = []
         self._closing = ExitStack()
 
-    def start(self) -> None:
-        """Open the sinks."""
+    @property
+    def rows(self) -> Sequence[StepMetrics]:
+        """The metrics of all steps."""
+        return self._rows
+
+    def start(self, earlier: Sequence[StepMetrics] = ()) -> None:
+        """Open the sinks.
+
+        Args:
+            earlier: The steps that the run goes on after.
+        """
+        self._rows += earlier
         for sink in self._sinks:
-            sink.start(self._config)
+            sink.start(self._config, earlier)
             self._closing.callback(lambda sink=sink: sink.close(self.summary()))
 
     def step(self, record: StepRecord) -> None:

@@ -36,8 +36,9 @@ class TerminalView:
         self._rows: list[StepMetrics] = []
         self._steps = 0
 
-    def start(self, config: RuntimeConfig) -> None:
+    def start(self, config: RuntimeConfig, earlier: Sequence[StepMetrics]) -> None:
         """Show the view."""
+        self._rows += earlier
         self._steps = config.training.steps
         _PACKAGE_LOG.setLevel(logging.INFO)
         _PACKAGE_LOG.addHandler(self._notes)
@@ -51,7 +52,7 @@ class TerminalView:
             TextColumn("eta {task.fields[eta]}"),
             console=self._console,
         )
-        self._task = self._progress.add_task(config.name, total=self._steps, eta="-")
+        self._task = self._progress.add_task(config.name, total=self._steps, eta="-", completed=len(earlier))
         self._live = Live(self._progress, console=self._console)
         self._live.start()
 

@@ -28,8 +28,9 @@ class Curves:
         self._rows: list[StepMetrics] = []
         self._name = ""
 
-    def start(self, config: RuntimeConfig) -> None:
-        """Take the job's name."""
+    def start(self, config: RuntimeConfig, earlier: Sequence[StepMetrics]) -> None:
+        """Take the job's name, and what was drawn before."""
+        self._rows += earlier
         self._name = config.name
 
     def step(self, record: StepRecord) -> None:

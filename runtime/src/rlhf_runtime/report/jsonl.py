@@ -4,26 +4,34 @@ import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from rlhf_api import RuntimeConfig
 
 from rlhf_runtime.report.sink import StepRecord
 from rlhf_runtime.report.summary import Summary
+from rlhf_runtime.types import StepMetrics
 
 
 class _JsonLines:
-    """A file that starts anew with each run."""
+    """A file that starts anew with each run, or goes on after the steps that are kept."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: TextIO  # from start to close
 
-    def start(self, config: RuntimeConfig) -> None:
+    def start(self, config: RuntimeConfig, earlier: Sequence[StepMetrics]) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        kept = self._kept(earlier)
         self._file = self._path.open("w", encoding="utf-8")
+        self._write(kept)
+
+    def _kept(self, earlier: Sequence[StepMetrics]) -> Sequence[Mapping[str, object]]:
+        """The records of earlier steps."""
+        raise NotImplementedError
 
     def close(self, summary: Summary) -> None:
         self._file.close()
@@ -39,7 +47,10 @@ class MetricsFile(_JsonLines):
 
     def step(self, record: StepRecord) -> None:
         """Write one line."""
-        self._write([{key: _plain(value) for key, value in record.metrics.items()}])
+        self._write([_plain(record.metrics)])
+
+    def _kept(self, earlier: Sequence[StepMetrics]) -> Sequence[Mapping[str, object]]:
+        return [_plain(row) for row in earlier]
 
 
 class SamplesFile(_JsonLines):
@@ -49,11 +60,15 @@ class SamplesFile(_JsonLines):
         """Write one line a sample."""
         self._write([{"step": record.metrics["step"], **asdict(sample)} for sample in record.samples])
 
+    def _kept(self, earlier: Sequence[StepMetrics]) -> Sequence[Mapping[str, object]]:
+        records = read_lines(self._path) if earlier else []
+        return [record for record in records if record["step"] <= earlier[-1]["step"]]
+
 
 class SummaryLine:
     """The summary as a line of JSON on standard output: a run's end can be read from its log alone."""
 
-    def start(self, config: RuntimeConfig) -> None:
+    def start(self, config: RuntimeConfig, earlier: Sequence[StepMetrics]) -> None:
         """Nothing to open."""
 
     def step(self, record: StepRecord) -> None:
@@ -65,5 +80,20 @@ class SummaryLine:
         sys.stdout.flush()
 
 
-def _plain(value: float | int | str) -> float | int | str | None:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _plain(metrics: StepMetrics) -> dict[str, float | int | str | None]:
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in metrics.items()
+    }
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The records of a file with one JSON object a line; none where there is no file.
+
+    Commas after them are let through. Lines that are none, such as one that was being written when its run ended, are
+    left out.
+    """
+    records = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        with suppress(ValueError):
+            records.append(json.loads(line.rstrip(",")))
+    return [record for record in records if isinstance(record, dict)]

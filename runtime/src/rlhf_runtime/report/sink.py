@@ -40,8 +40,8 @@ class StepRecord:
 class Sink(Protocol):
     """A place that results go to. `close` is called once after `start`, whether or not the run was finished."""
 
-    def start(self, config: RuntimeConfig) -> None:
-        """Open it."""
+    def start(self, config: RuntimeConfig, earlier: Sequence[StepMetrics]) -> None:
+        """Open it. `earlier` are the steps that a run goes on after: later ones in it are of steps to come again."""
 
     def step(self, record: StepRecord) -> None:
         """Take a finished step."""

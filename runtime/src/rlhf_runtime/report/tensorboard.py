@@ -9,6 +9,7 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,6 +17,7 @@ from rlhf_api import RuntimeConfig
 
 from rlhf_runtime.report.sink import StepRecord
 from rlhf_runtime.report.summary import Summary
+from rlhf_runtime.types import StepMetrics
 
 
 class TensorBoard:
@@ -25,14 +27,17 @@ class TensorBoard:
         self._folder = folder
         self._file: BinaryIO  # from start to close
 
-    def start(self, config: RuntimeConfig) -> None:
-        """Open a new event file."""
-        from tensorboard.compat.proto.event_pb2 import Event
+    def start(self, config: RuntimeConfig, earlier: Sequence[StepMetrics]) -> None:
+        """Open a new event file, which of older ones leaves the steps that the run goes on after."""
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         self._folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
         self._file = (self._folder / name).open("wb")
         self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        if earlier:
+            start = SessionLog(status=SessionLog.START)
+            self._write(Event(wall_time=time.time(), step=int(earlier[-1]["step"]) + 1, session_log=start))
 
     def step(self, record: StepRecord) -> None:
         """Write the step's numbers."""

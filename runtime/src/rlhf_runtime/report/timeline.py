@@ -5,13 +5,16 @@ cut short can be looked at as well.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from rlhf_api import RuntimeConfig
 
+from rlhf_runtime.report.jsonl import read_lines
 from rlhf_runtime.report.sink import StepRecord
 from rlhf_runtime.report.summary import Summary
+from rlhf_runtime.types import StepMetrics
 
 
 class Timeline:
@@ -22,12 +25,18 @@ class Timeline:
         self._file: TextIO  # from start to close
         self._groups: dict[str, int] = {}
 
-    def start(self, config: RuntimeConfig) -> None:
-        """Begin the file anew."""
+    def start(self, config: RuntimeConfig, earlier: Sequence[StepMetrics]) -> None:
+        """Begin the file anew, with the calls of earlier steps."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        kept = read_lines(self._path) if earlier else []
         self._file = self._path.open("w", encoding="utf-8")
         self._file.write("[")
         self._separator = "\n"
+        for event in kept:
+            if event["ph"] == "M":
+                self._groups[event["args"]["name"]] = event["pid"]
+            if event["ph"] == "M" or event["args"]["step"] <= earlier[-1]["step"]:
+                self._write(**event)
 
     def step(self, record: StepRecord) -> None:
         """Write a step's spans."""
