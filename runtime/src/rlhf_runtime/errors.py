@@ -19,7 +19,7 @@ class InputError(RLHFError):
 
 
 class RewardError(RLHFError):
-    """A reward function raised, or returned something that is not one finite number a response."""
+    """Rewards are of no use: a function raised, returned other than one finite number a response, or tells none apart."""
 
     exit_code = 3
 
