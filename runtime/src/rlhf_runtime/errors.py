@@ -19,7 +19,7 @@ class InputError(RLHFError):
 
 
 class RewardError(RLHFError):
-    """Rewards are of no use: a function raised, returned other than one finite number a response, or tells none apart."""
+    """A reward function raised, returned something else than one finite number a response, or tells too few apart."""
 
     exit_code = 3
 
