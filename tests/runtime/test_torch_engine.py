@@ -300,23 +300,28 @@ def test_padding_rows_change_nothing(make_config, peaked: Path, rows: int) -> No
 
 
 @pytest.mark.parametrize("aggregation", ["tokenMean", "sequenceMeanTokenMean", "sequenceMeanTokenSum", "constant"])
-def test_an_update_depends_neither_on_micro_batches_nor_on_order_or_padding(
+def test_an_update_weighs_tokens_alike_in_any_micro_batches_order_and_padding(
     make_config, peaked: Path, aggregation: str
 ) -> None:
+    rows, lens = sequences(), torch.tensor([response for _, response in SIZES])
+    weight = {
+        "tokenMean": torch.full((5,), 1 / 23),
+        "sequenceMeanTokenMean": 1 / (5 * lens),
+        "sequenceMeanTokenSum": torch.full((5,), 1 / 5),
+        "constant": torch.full((5,), 1 / 10),
+    }[aggregation].repeat_interleave(lens)
+    advantages = torch.cat([torch.arange(count) - 1.5 for count in lens])
+    plain = engine(peaked, rate=0.0)
+    expected = plain.train_step(rows, lambda outputs, at: -(weight * advantages)[at] @ outputs[0]).grad_norm
     constant = 10.0 if aggregation == "constant" else None
-    settings = {"lossAggregation": aggregation, "lossConstant": constant, "entropyCoefficient": 0.1, "dualClip": 3.0}
-    results = []
+    grpo = {"lossAggregation": aggregation, "lossConstant": constant, "kl": {"coefficient": 0}}
     for tokens, order, multiple in ((1000, [0, 1, 2, 3, 4], 1), (1, [3, 0, 4, 2, 1], 1), (30, [4, 3, 2, 1, 0], 4)):
-        config = make_config(algorithm={"grpo": {**settings, "kl": {"coefficient": 0.1}}})
-        policy = PolicyWorker(with_policy(config, peaked, learning_rate=0.0))
+        policy = PolicyWorker(with_policy(make_config(algorithm={"grpo": grpo}), peaked, learning_rate=0.0))
         policy.engine.micro_batch_tokens = tokens
-        batch = experience(sequences(), policy, lambda count: torch.arange(count) - 1.5)
-        reference = ragged([row + 0.5 for row in batch.batch["old_log_probs"].unbind()])
-        batch = batch.union(DataProto.from_dict({"ref_log_probs": reference})).select_rows(torch.tensor(order))
-        results.append(policy.update(batch.pad_to_multiple(multiple)[0]))
-    assert results[0]["grad_norm"] > 0
-    for other in results[1:]:
-        assert other == pytest.approx(results[0], rel=1e-4, abs=1e-5)
+        batch = experience(rows, policy, lambda count: torch.arange(count) - 1.5).select_rows(torch.tensor(order))
+        metrics = policy.update(batch.pad_to_multiple(multiple)[0])
+        assert metrics["grad_norm"] == pytest.approx(expected, rel=1e-4)
+        assert metrics["policy_loss"] == pytest.approx(-(weight @ advantages).item(), rel=1e-4)
 
 
 def test_a_kl_in_the_loss_pulls_towards_the_reference(make_config, peaked: Path) -> None:
