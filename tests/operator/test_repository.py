@@ -4,9 +4,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from rlhf_api import RLHFJob
+from rlhf_api.algorithm import Algorithm
 from rlhf_operator.manifest import read_manifest
 from rlhf_operator.plan import build_plan
 from ruamel.yaml import YAML
@@ -55,3 +57,19 @@ def test_every_manifest_of_the_documentation_is_planned(text, manifest):
         assert not document
         document = manifest
     build_plan(RLHFJob.parse(document), "runs/docs")
+
+
+def options(model, prefix=""):
+    """Every option below a model, as the manual writes it: `kl.adaptive.target`."""
+    for name, field in model.model_fields.items():
+        inner = [arg for arg in (field.annotation, *get_args(field.annotation)) if hasattr(arg, "model_fields")]
+        path = f"{prefix}{field.alias or name}"
+        yield from options(inner[0], f"{path}.") if inner else [path]
+
+
+def test_the_manual_has_every_option_of_every_algorithm():
+    text = (ROOT / "docs" / "algorithms.md").read_text()
+    algorithms = [get_args(field.annotation)[0] for field in Algorithm.model_fields.values()]
+    named = {option for model in algorithms for option in options(model)}
+    assert {"kl.adaptive.target", "overlong.buffer", "baseline"} <= named
+    assert [option for option in sorted(named) if not re.search(rf"`{re.escape(option)}[`:]", text)] == []

@@ -147,6 +147,11 @@ def test_the_kl_is_measured_by_k3_whatever_is_punished(configured) -> None:
     assert "kl" not in metrics(experience(reference=False), configured("rloo", kl={"coefficient": 0}))
 
 
+def test_the_share_of_samples_with_signal_is_told_where_samples_are_compared(configured) -> None:
+    assert metrics(experience(), configured("grpo"))["signal_share"] == 0.5
+    assert "signal_share" not in metrics(experience(), configured("ppo"))
+
+
 @pytest.mark.parametrize("name", ["ppo", "grpo", "rloo", "reinforcePlusPlus"])
 @pytest.mark.parametrize("column", ["scores", "ref_log_probs"])
 def test_a_nan_is_told_by_its_column(configured, name: str, column: str) -> None:

@@ -7,7 +7,7 @@ from rlhf_api import RuntimeConfig
 from rlhf_api.algorithm import GRPO, PPO, RLOO, ReinforcePlusPlus
 
 from rlhf_runtime.algorithms.advantages import gae, rewards_to_go, token_rewards
-from rlhf_runtime.algorithms.groups import grpo_advantages, overlong_penalty, rloo_advantages
+from rlhf_runtime.algorithms.groups import groups_with_signal, grpo_advantages, overlong_penalty, rloo_advantages
 from rlhf_runtime.algorithms.kl import kl_divergence, kl_penalty
 from rlhf_runtime.algorithms.masking import whiten
 from rlhf_runtime.errors import NumericalError
@@ -123,17 +123,12 @@ def step_metrics(
     counts = lengths(columns["response_ids"]).float()
     tokens = int(counts.sum())
     gap = columns["rollout_log_probs"].values() - columns["old_log_probs"].values()
-    measured: StepMetrics = {}
-    if "ref_log_probs" in batch.columns:
-        measured["kl"] = _kl(batch)
-    if OVERLONG in batch.columns:
-        measured[OVERLONG] = columns[OVERLONG].mean().item()
     return {
         "step": step,
         "reward_mean": columns["scores"].mean().item(),
         "reward_std": columns["scores"].std(correction=0).item(),
         **{name: column.mean().item() for name, column in columns.items() if name.startswith("reward/")},
-        **measured,
+        **_where_measured(batch, config),
         "entropy": columns["entropy"].values().mean().item(),
         "rollout_log_prob_gap": gap.abs().max().item(),
         "response_length": counts.mean().item(),
@@ -148,10 +143,18 @@ def step_metrics(
     }
 
 
-def _kl(batch: DataProto) -> float:
-    """Mean KL from the reference in nats a token, by k3 whatever the penalty is made of: so that jobs compare."""
-    columns = batch.batch
-    return kl_divergence(columns["old_log_probs"].values(), columns["ref_log_probs"].values(), "k3").mean().item()
+def _where_measured(batch: DataProto, config: RuntimeConfig) -> StepMetrics:
+    """What only some jobs have; the KL in nats a token, by k3 whatever the penalty is made of, so that jobs compare."""
+    columns, found = batch.batch, StepMetrics()
+    if "ref_log_probs" in batch.columns:
+        kl = kl_divergence(columns["old_log_probs"].values(), columns["ref_log_probs"].values(), "k3")
+        found["kl"] = kl.mean().item()
+    if config.algorithm.settings.compares_samples:
+        signal = groups_with_signal(columns["scores"], _groups(batch, config))
+        found["signal_share"] = signal.float().mean().item()
+    if OVERLONG in batch.columns:
+        found[OVERLONG] = columns[OVERLONG].mean().item()
+    return found
 
 
 def _flat(column: torch.Tensor) -> torch.Tensor:
