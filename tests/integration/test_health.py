@@ -130,6 +130,7 @@ def start(pools: Callable[[str], RayResourcePool], health: HealthMonitor) -> Ite
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "SILENCE_SECONDS", 4.0)
+    monkeypatch.setattr(watch, "BIRTH_SECONDS", 4.0)
 
 
 def told(wait: Callable[[], object]) -> str:
@@ -173,7 +174,8 @@ def test_an_idle_worker_ends_the_wait_for_another_group(start, signum: int, got:
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
-    ("signum", "got"), [(signal.SIGSEGV, "fatal: Segmentation fault"), (signal.SIGSTOP, "stopped")]
+    ("signum", "got"),
+    [(signal.SIGSEGV, "fatal: Segmentation fault"), (signal.SIGTERM, "SIGTERM at"), (signal.SIGSTOP, "stopped")],
 )
 def test_a_worker_that_does_not_get_through_its_start_is_named(start, signum: int, got: str) -> None:
     message = told(start("actor", Plain, signum).wait_ready)

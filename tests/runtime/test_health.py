@@ -1,11 +1,13 @@
 """Signs of life of real processes over real sockets, without Ray, and what is concluded from them."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
@@ -16,7 +18,8 @@ from rlhf_runtime.single_controller import probe, watch
 from rlhf_runtime.single_controller.health import HealthMonitor
 from rlhf_runtime.single_controller.probe import Finding, ProcessId
 from rlhf_runtime.single_controller.pulse import Beacon, Beat
-from rlhf_runtime.single_controller.watch import Member, Question, Ward, Watch
+from rlhf_runtime.single_controller.verdict import Member
+from rlhf_runtime.single_controller.watch import Question, Ward, Watch
 
 WORKER = """
 import ctypes, os, sys, threading
@@ -169,7 +172,10 @@ def test_every_worker_heard_of_is_a_quick_answer(workers: Workers) -> None:
     assert workers.monitor.verdict(within=600.0) is None
 
 
-def test_a_forked_child_neither_hides_its_parents_death_nor_is_taken_for_it(workers: Workers) -> None:
+def test_a_forked_child_neither_hides_its_parents_death_nor_is_taken_for_it(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "SILENCE_SECONDS", 600.0)  # only the end of the connection can tell
     workers.start()
     child = "pid = os.fork()\nif pid == 0: os.kill(os.getpid(), 11)\nos.waitpid(pid, 0)\n"
     lingers = "if os.fork() == 0:\n  import time\n  time.sleep(30)\n  os._exit(0)\n"
@@ -182,6 +188,21 @@ def test_a_monitor_that_is_gone_harms_no_worker(workers: Workers) -> None:
     workers.monitor.close()
     workers.tell("import time; time.sleep(2.5); os._exit(7)")
     assert workers.processes[0].wait(20) == 7
+
+
+def test_a_child_that_a_signal_ended_is_known(workers: Workers) -> None:
+    workers.start()
+    start = (
+        "part = multiprocessing.get_context('spawn').Process(target=time.sleep, args=(60,), name='part'); part.start()"
+    )
+    end = "time.sleep(1.5); part.kill(); part.join(); time.sleep(60)"
+    workers.tell(f"import multiprocessing, time; {start}; {end}")
+    deadline = time.monotonic() + 20
+    while not (killed := workers.monitor.killed_children(Member("actor", 0, "10.0.0.1"))):
+        assert time.monotonic() < deadline
+        workers.monitor.verdict(within=5.0)
+    assert re.fullmatch(r"part, pid \d+, by SIGKILL", killed[0])
+    assert workers.monitor.verdict(0) is None
 
 
 def test_strangers_are_turned_away(workers: Workers) -> None:
@@ -215,14 +236,28 @@ def watched(ranks: int, timeout: float | None = 100.0) -> tuple[Watch, list[Ward
 
 def test_silence_is_asked_about_once_and_again_after_the_answer() -> None:
     watch, (ward,) = watched(1)
-    assert watch.questions(9.0) == []
+    assert watch.questions(7.0) == []
     [question] = watch.questions(11.0)
     assert watch.questions(12.0) == []
     watch.answer(question, Finding("working", 0, 100), 13.0)
     assert watch.questions(14.0) == []
-    assert len(watch.questions(19.0)) == 1
+    assert len(watch.questions(17.0)) == 1
     watch.beat(ward, Beat(), 20.0)
     assert watch.verdict is None
+
+
+def test_a_process_is_ended_as_stuck_only_if_it_is_still_silent_when_found_waiting_again() -> None:
+    watch, (ward,) = watched(1)
+    for now in (11.0, 31.0):
+        [question] = watch.questions(now)
+        assert question.fatal == ("stopped",)
+        watch.answer(question, Finding("waiting", 0, 100), now + 1)
+        if now == 11.0:
+            watch.beat(ward, Beat(), 20.0)
+    [question] = watch.questions(36.0)
+    assert "waiting" in question.fatal
+    watch.answer(question, Finding("waiting", 0, 100), 37.0)
+    assert "stuck worker that gave no sign of life for 17 s" in str(watch.verdict.error())
 
 
 def test_a_silent_process_that_works_has_two_minutes() -> None:
@@ -239,7 +274,7 @@ def test_a_silent_process_that_works_has_two_minutes() -> None:
 def test_a_node_that_does_not_answer_is_told() -> None:
     watch, _ = watched(1)
     watch.questions(11.0)
-    watch.questions(30.0)
+    watch.questions(27.0)
     assert "no sign of life and no answer from its node" in str(watch.verdict.error())
 
 
@@ -252,7 +287,7 @@ def test_a_lost_connection_alone_is_no_verdict() -> None:
     old = object()
     watch.hello("token", 0, ProcessId(100, 1), 0, object(), 3.0)
     watch.lost(ward, old)  # the end of the earlier connection is noticed late
-    assert watch.questions(4.0) == []
+    assert watch.questions(9.0) == []
 
 
 def test_memory_that_ran_out_is_told() -> None:
@@ -271,31 +306,42 @@ def test_the_first_verdict_stands() -> None:
     assert watch.verdict.member.rank == 0
 
 
-def test_a_worker_stopped_before_its_hello_is_named_with_the_process_that_was_found() -> None:
+def unborn(*groups: str) -> Watch:
+    """A watch over groups of one worker, all on one node, of which none said hello."""
     watch = Watch()
-    watch.expect("token", [Member("actor", 0, "10.0.0.1", node_id="n")], None, 0.0)
-    [question] = watch.questions(11.0)
-    watch.answer(question, Finding("stopped", 0, 77), 12.0)
-    assert "rank 0 (pid 77 on node 10.0.0.1): got a stopped worker (before its start)" in str(watch.verdict.error())
+    for group in groups:
+        watch.expect(group, [Member(group, 0, "10.0.0.1", node_id="n")], None, 0.0)
+    return watch
+
+
+def test_a_worker_stopped_before_its_hello_is_the_one_that_ray_then_misses() -> None:
+    watch = unborn("actor", "rollout")
+    [question] = watch.questions(16.0)
+    watch.answer(question, Finding("stopped", 0, 77), 17.0)
+    assert watch.verdict is None
+    watch.stillborn("rollout", 0, 77, "killed")
+    told = str(watch.verdict.error())
+    assert told.startswith("group `rollout`, rank 0 (pid 77 on node 10.0.0.1): got a stopped worker (before its start)")
 
 
 def test_a_stopped_process_found_for_another_is_told_as_the_member_that_it_is() -> None:
     watch, (ward,) = watched(1)
     watch.expect("late", [Member("rollout", 0, "10.0.0.1", node_id="n")], None, 0.0)
-    [asked_late] = [question for question in watch.questions(11.0) if question.ward is not ward]
-    watch.answer(asked_late, Finding("stopped", 0, ward.process.pid), 12.0)
+    [asked_late] = [question for question in watch.questions(16.0) if question.ward is not ward]
+    watch.answer(asked_late, Finding("stopped", 0, ward.process.pid), 17.0)
     assert watch.verdict.member == ward.member
 
 
-def test_a_death_before_the_hello_waits_for_the_answer_that_may_explain_it() -> None:
-    for finding, got in [(Finding("stopped", 0, 7), "stopped"), (Finding("working", 0), "dead"), (None, "dead")]:
-        watch = Watch()
-        watch.expect("token", [Member("actor", 0, "10.0.0.1", node_id="n")], None, 0.0)
-        [question] = watch.questions(11.0)
-        watch.stillborn("token", 0, 7, "killed")
-        assert watch.verdict is None
-        watch.answer(question, finding, 12.0)
-        assert f"(pid 7 on node 10.0.0.1): got a {got} worker" in str(watch.verdict.error())
+@pytest.mark.parametrize(
+    ("finding", "got"), [(Finding("stopped", 0, 7), "stopped"), (Finding("working", 0), "dead"), (None, "dead")]
+)
+def test_a_death_before_the_hello_waits_for_the_answer_that_may_explain_it(finding: Finding | None, got: str) -> None:
+    watch = unborn("actor")
+    [question] = watch.questions(16.0)
+    watch.stillborn("actor", 0, 7, "killed")
+    assert watch.verdict is None
+    watch.answer(question, finding, 17.0)
+    assert f"(pid 7 on node 10.0.0.1): got a {got} worker" in str(watch.verdict.error())
 
 
 def test_a_worker_that_died_before_its_hello_is_told_unless_its_group_was_ended() -> None:

@@ -15,7 +15,7 @@ from ray.exceptions import RayError, RayTaskError
 from rlhf_runtime.errors import InfrastructureError, RLHFError
 from rlhf_runtime.single_controller.health import HealthMonitor
 from rlhf_runtime.single_controller.ray_errors import exit_known, pid_of, reason
-from rlhf_runtime.single_controller.watch import Member, Verdict
+from rlhf_runtime.single_controller.verdict import Member, Verdict
 
 _CAUSE_GRACE_SECONDS = 5.0
 
@@ -58,6 +58,8 @@ def _cause(
         return _in_words(error, owners[ref])
     if health is not None and (verdict := health.verdict(_CAUSE_GRACE_SECONDS)):
         return verdict.error(_what_ray_knows(error, owners[ref], verdict))
+    if health is not None and (killed := health.killed_children(owners[ref])):
+        return Verdict(owners[ref], f"a dead child process ({'; '.join(killed)}), then {_innermost(error)}").error()
     if _is_certain(error):
         return _in_words(error, owners[ref])
     late, _ = ray.wait(pending, num_returns=len(pending), timeout=_CAUSE_GRACE_SECONDS) if pending else ([], [])

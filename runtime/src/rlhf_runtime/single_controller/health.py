@@ -25,7 +25,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rlhf_runtime.single_controller.probe import Finding, ProcessId, examine, examine_siblings
 from rlhf_runtime.single_controller.pulse import Beacon, Beat
 from rlhf_runtime.single_controller.ray_errors import pid_of, reason
-from rlhf_runtime.single_controller.watch import Member, Question, Verdict, Ward, Watch
+from rlhf_runtime.single_controller.verdict import Member, Verdict
+from rlhf_runtime.single_controller.watch import Question, Ward, Watch
 
 TICK_SECONDS = 0.5
 """How often silences are looked at."""
@@ -146,6 +147,11 @@ class HealthMonitor:
         with self._changed:
             self._changed.wait_for(lambda: self._watch.verdict or self._is_clear(asked, within))
             return self._watch.verdict
+
+    def killed_children(self, member: Member) -> tuple[str, ...]:
+        """A worker's child processes that ended by a signal, for people; known within a second."""
+        with self._changed:
+            return self._watch.killed_children(member)
 
     def _is_clear(self, asked: float, within: float) -> bool:
         waited = time.monotonic() - asked

@@ -104,7 +104,7 @@ class LocalCluster:
         try:
             with _own_signal_handlers(), _filtered_environment():
                 self._connect(options)
-        except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+        except Exception as error:  # Ray's own for a node that does not come up in time is of that very class
             self.shutdown()
             where = "in reach" if self._nodes is None else "on this machine"
             raise InfrastructureError(

@@ -1,8 +1,8 @@
 """The sign of life of a worker: one thread and one connection to the driver's monitor, a line of JSON a second.
 
     hello  {"token", "rank", "pid", "started", "oom_kills"}
-    beat   {"activity", "since", "collectives", "at", "waits"}     each second, and when a call begins or ends
-    bye    {"bye": true}                                           before the process ends itself
+    beat   {"activity", "since", "collectives", "at", "waits", "killed"}   each second, and when a call begins or ends
+    bye    {"bye": true}                                                   before the process ends itself
 
 What comes between is text: a fatal signal writes its name and the stack straight to the connection. A monitor that
 cannot be reached, or is gone, never harms the worker. Imports neither Ray nor torch.
@@ -11,19 +11,23 @@ cannot be reached, or is gone, never harms the worker. Imports neither Ray nor t
 import atexit
 import faulthandler
 import json
+import multiprocessing.process
 import os
 import signal
 import socket
 import sys
 import sysconfig
 import threading
-from dataclasses import asdict, dataclass
+import time
+from dataclasses import asdict, dataclass, field
 from types import FrameType
 
 from rlhf_runtime.single_controller.probe import oom_kills, this_process
 
 BEAT_SECONDS = 1.0
 """From one beat to the next."""
+PAUSE_SECONDS = 0.1
+"""At least so long between beats, however short the calls are."""
 IO_SECONDS = 5.0
 """How long a connection or a line may take."""
 
@@ -31,6 +35,7 @@ Activity = tuple[str, float] | None
 """The method that runs and since when, in seconds since the epoch; None between calls."""
 
 _STDERR = 2
+_CHILDREN = 4
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")})
 _OURS = f"{os.sep}rlhf_runtime{os.sep}"
 _HOST = os.path.dirname(__file__)
@@ -46,7 +51,7 @@ class Beacon:
     """Address of the driver's node."""
     port: int
     """Port of the monitor."""
-    token: str
+    token: str = field(repr=False)
     """Secret that tells the monitor which group it is."""
 
 
@@ -64,6 +69,8 @@ class Beat:
     """Where its main thread stands outside of libraries, as `file.py:line function`."""
     waits: str = ""
     """The function of torch.distributed that one of its threads stands in."""
+    killed: tuple[str, ...] = ()
+    """Its latest child processes that ended by a signal, for people."""
 
 
 class Pulse:
@@ -81,6 +88,7 @@ class Pulse:
         self._news = threading.Event()
         self._stopped = False
         self._socket: socket.socket | None = None
+        self._children = Children()
         self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
 
     def start(self) -> None:
@@ -125,8 +133,9 @@ class Pulse:
         faulthandler.register(signal.SIGTERM, file=connection, all_threads=False, chain=True)
         while True:
             self._news.clear()
-            _send(connection, asdict(beat_of(self._activity)))
-            self._news.wait(BEAT_SECONDS)
+            _send(connection, asdict(beat_of(self._activity, self._children.killed())))
+            time.sleep(PAUSE_SECONDS)
+            self._news.wait(BEAT_SECONDS - PAUSE_SECONDS)
             if self._stopped:
                 _send(connection, {"bye": True})
                 return
@@ -140,13 +149,34 @@ class Pulse:
             self._socket = None
 
 
-def beat_of(activity: Activity) -> Beat:
+class Children:
+    """The processes that this one has started by multiprocessing, such as those of a tensor-parallel engine."""
+
+    def __init__(self) -> None:
+        self._alive: set[multiprocessing.process.BaseProcess] = set()
+        self._killed: list[str] = []
+
+    def killed(self) -> tuple[str, ...]:
+        """The latest ones that ended by a signal. Leaves it to their owner to wait for them."""
+        self._alive |= multiprocessing.process._children  # type: ignore[attr-defined]
+        ended = {child: child._popen for child in self._alive}  # type: ignore[attr-defined]
+        for child, process in ended.items():
+            if process is not None and process.returncode is None:
+                continue
+            self._alive.remove(child)
+            if process is not None and process.returncode < 0:
+                self._killed.append(f"{child.name}, pid {process.pid}, by {signal.Signals(-process.returncode).name}")
+        self._killed = self._killed[-_CHILDREN:]
+        return tuple(self._killed)
+
+
+def beat_of(activity: Activity, killed: tuple[str, ...]) -> Beat:
     """What this process does now."""
     frames = sys._current_frames()
     main = frames.get(threading.main_thread().ident or 0)
     method, since = activity or (None, 0.0)
     waits = next(filter(None, map(_collective, frames.values())), "")
-    return Beat(method, since, _collectives_begun(), _place(main), waits)
+    return Beat(method, since, _collectives_begun(), _place(main), waits, killed)
 
 
 def _collectives_begun() -> int:

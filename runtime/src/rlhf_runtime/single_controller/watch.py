@@ -10,17 +10,19 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from rlhf_runtime.errors import InfrastructureError
 from rlhf_runtime.single_controller.probe import Finding, ProcessId, State
 from rlhf_runtime.single_controller.pulse import Beat
+from rlhf_runtime.single_controller.verdict import Member, Verdict
 
-SILENCE_SECONDS = 10.0
+SILENCE_SECONDS = 8.0
 """Without a sign of life for so long, a member is suspected."""
+BIRTH_SECONDS = 15.0
+"""As long may pass before its hello: what it imports comes first."""
 PATIENCE_SECONDS = 120.0
 """How long a process that works may be silent: it holds Python's lock, as some imports and extensions do."""
 PROBE_SECONDS = 15.0
 """How long a node may take to answer a question."""
-PROBE_AGAIN_SECONDS = 5.0
+PROBE_AGAIN_SECONDS = 3.0
 """From an answer to the next question about the same member."""
 COLLECTIVE_SHARE = 0.9
 """Share of a group's time-out that its ranks may wait for one of them, so that this is told before torch gives up."""
@@ -30,48 +32,6 @@ TRACE_LINES = 60
 _FATAL = re.compile(r"Fatal Python error: (.*)")
 _FRAME = re.compile(r'File "(?:.*/)?(.+)", line (\d+) in (.+)')
 _SHOWN_FRAMES = 3
-
-
-@dataclass(frozen=True)
-class Member:
-    """One worker as messages name it."""
-
-    group: str
-    rank: int
-    node: str
-    """Address of its node."""
-    pid: int | None = None
-    node_id: str = ""
-    """Ray's id of its node."""
-    roles: tuple[str, ...] = ()
-    """The roles that share its process, where there are several."""
-
-    def __str__(self) -> str:
-        pid = "not started" if self.pid is None else f"pid {self.pid}"
-        roles = f": {', '.join(self.roles)}" if self.roles else ""
-        return f"group `{self.group}`, rank {self.rank} ({pid} on node {self.node}{roles})"
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Why the run cannot go on."""
-
-    member: Member
-    """Whose fault it is."""
-    got: str
-    """What was found, for people."""
-
-    def error(self, detail: str = "") -> InfrastructureError:
-        """The error that tells it.
-
-        Args:
-            detail: What else is known of it.
-        """
-        got = f"{self.got}; {detail}" if detail else self.got
-        return InfrastructureError(
-            f"{self.member}: got {got}; expected an answer. Fix: look in the node's logs for what ended it, such as "
-            f"memory running out"
-        )
 
 
 @dataclass(eq=False)
@@ -100,6 +60,8 @@ class Ward:
     """When its node was asked about it; None while no answer is due."""
     answered: float = float("-inf")
     """When its node last answered."""
+    waits: bool = False
+    """Whether the node found it waiting, and there was no beat since."""
 
     @property
     def suspected(self) -> bool:
@@ -128,6 +90,8 @@ class Watch:
 
     def __init__(self) -> None:
         self._groups: dict[str, list[Ward]] = {}
+        self._stopped: set[tuple[str, int | None]] = set()
+        """Node and number of processes that were stopped before their hello, and ended."""
         self.verdict: Verdict | None = None
 
     def expect(self, token: str, members: Sequence[Member], timeout: float | None, now: float) -> None:
@@ -155,22 +119,16 @@ class Watch:
     def stillborn(self, token: str, rank: int, pid: int | None, reason: str) -> None:
         """A worker died before it could say hello."""
         ward = self._groups[token][rank] if token in self._groups else None
-        if ward is None or ward.process is not None:
-            return
-        ward.member = replace(ward.member, pid=pid)
-        ward.obituary = f"a dead worker ({reason}, {ward.doing()})"
-        if not ward.suspected:  # or the look at it may have found it stopped, and ended it
-            self._settle(ward, ward.obituary)
+        if ward is not None and ward.process is None:
+            ward.member, ward.obituary = replace(ward.member, pid=pid), reason
+            self._tell_of_stillborn()
 
     def beat(self, ward: Ward, beat: Beat, now: float) -> None:
         """A member lives."""
-        if (beat.activity, beat.since, beat.collectives) != (
-            ward.beat.activity,
-            ward.beat.since,
-            ward.beat.collectives,
-        ):
+        last = ward.beat
+        if (beat.activity, beat.since, beat.collectives) != (last.activity, last.since, last.collectives):
             ward.moved = now
-        ward.beat, ward.heard = beat, now
+        ward.beat, ward.heard, ward.waits = beat, now, False
         ward.trace.clear()
 
     def bye(self, ward: Ward) -> None:
@@ -197,12 +155,12 @@ class Watch:
 
     def questions(self, now: float) -> list[Question]:
         """What is to be asked now; each has to be answered within `PROBE_SECONDS`."""
+        for ward in self._wards():
+            if ward.asked is not None and now - ward.asked > PROBE_SECONDS:
+                self.answer(Question(ward, ()), None, now)
         due = []
         for ward in self._wards():
-            if ward.asked is not None:
-                if now - ward.asked > PROBE_SECONDS:
-                    self.answer(Question(ward, ()), None, now)
-            elif self._is_suspect(ward, now) and now - ward.answered > PROBE_AGAIN_SECONDS:
+            if self._is_suspect(ward, now) and not self._was_asked(ward, now):
                 ward.asked = now
                 due.append(Question(ward, _fatal_states(ward, now)))
         return due
@@ -213,25 +171,35 @@ class Watch:
         ward.asked, ward.answered = None, now
         if not self._is_watched(ward):
             return
-        if finding is not None and finding.state == "gone":
+        if finding is None:
+            if ward.process is not None and self._is_suspect(ward, now):
+                self._settle(ward, f"no sign of life and no answer from its node ({ward.doing()})")
+        elif finding.state == "gone":
             self._settle(ward, f"a dead worker ({_killed(ward, finding)}, {ward.doing()})")
-        elif finding is not None and finding.state in question.fatal:
-            found = self._holder(ward, finding)
-            silent = "" if finding.state == "stopped" else f" that gave no sign of life for {now - found.heard:.0f} s"
-            what = {"stopped": "stopped", "waiting": "stuck", "working": "busy"}[finding.state]
-            self._settle(found, f"a {what} worker{silent} ({found.doing()}), now killed")
-        elif ward.obituary:
-            self._settle(ward, ward.obituary)
-        elif finding is None and ward.process is not None and self._is_suspect(ward, now):
-            self._settle(ward, f"no sign of life and no answer from its node ({ward.doing()})")
+        elif finding.state in question.fatal:
+            self._note_standstill(ward, finding, now)
+        else:
+            ward.waits = finding.state == "waiting"
+        self._tell_of_stillborn()
 
-    def _holder(self, ward: Ward, finding: Finding) -> Ward:
-        """The member whose process was found: where it did not say hello, its node was asked for any."""
-        for other in self._wards():
-            if other.process and other.process.pid == finding.pid and other.member.node_id == ward.member.node_id:
-                return other
-        ward.member = replace(ward.member, pid=finding.pid)
-        return ward
+    def _note_standstill(self, asked: Ward, finding: Finding, now: float) -> None:
+        """A process was ended. Before its hello none can be asked for by its number, so it may be any on that node."""
+        node = asked.member.node_id
+        for ward in self._wards():
+            if ward.process is not None and (ward.member.node_id, ward.process.pid) == (node, finding.pid):
+                self._settle(ward, f"{_standstill(ward, finding.state, now)} ({ward.doing()}), now killed")
+        self._stopped.add((node, finding.pid))
+
+    def _tell_of_stillborn(self) -> None:
+        """Settle deaths before a hello, unless a look that may have found and ended a stopped process is not over."""
+        for ward in self._wards():
+            node = ward.member.node_id
+            if not ward.obituary or any(w.suspected and w.member.node_id == node for w in self._wards()):
+                continue
+            if (node, ward.member.pid) in self._stopped:
+                self._settle(ward, f"a stopped worker ({ward.doing()}), now killed")
+            else:
+                self._settle(ward, f"a dead worker ({ward.obituary}, {ward.doing()})")
 
     def compare_ranks(self, now: float) -> None:
         """Find the ranks that the others of their group wait for too long."""
@@ -245,6 +213,11 @@ class Watch:
             waited = now - min(ward.moved for ward in waiting)
             if missing and waited > COLLECTIVE_SHARE * timeout:
                 self._settle(missing[0], _missing(missing, waiting, waited))
+
+    def killed_children(self, member: Member) -> tuple[str, ...]:
+        """Child processes of a member that ended by a signal."""
+        wards = (ward for ward in self._wards() if (ward.member.group, ward.member.rank) == (member.group, member.rank))
+        return next((tuple(ward.beat.killed) for ward in wards), ())
 
     def all_heard_since(self, time: float) -> bool:
         """Whether every member that has started gave a sign of life after a time, and no answer is due."""
@@ -264,20 +237,41 @@ class Watch:
         return any(other is ward for other in self._wards())
 
     def _is_suspect(self, ward: Ward, now: float) -> bool:
-        lost = ward.process is not None and ward.channel is None
-        return lost or now - ward.heard > SILENCE_SECONDS
+        if ward.process is None:
+            return now - ward.heard > BIRTH_SECONDS
+        return ward.channel is None or now - ward.heard > SILENCE_SECONDS
+
+    def _was_asked(self, ward: Ward, now: float) -> bool:
+        """Whether its node is being, or was just, asked about it, or about any process before its hello."""
+        same = [ward]
+        if ward.process is None:
+            others = (other for other in self._wards() if other.process is None)
+            same = [other for other in others if other.member.node_id == ward.member.node_id]
+        return any(other.suspected or now - other.answered <= PROBE_AGAIN_SECONDS for other in same)
 
     def _settle(self, ward: Ward, got: str) -> None:
         self.verdict = self.verdict or Verdict(ward.member, got)
 
 
 def _fatal_states(ward: Ward, now: float) -> tuple[State, ...]:
-    """In which states a suspect cannot go on; one that lost nothing but its connection may, unless it is stopped."""
+    """In which states a suspect cannot go on.
+
+    One that lost nothing but its connection may, unless it is stopped; one that waits has to be found so twice, as a
+    beat may be on its way.
+    """
     if ward.channel is None:
         return ("stopped",)
     if now - ward.heard > PATIENCE_SECONDS:
         return ("stopped", "waiting", "working")
-    return ("stopped", "waiting")
+    return ("stopped", "waiting") if ward.waits else ("stopped",)
+
+
+def _standstill(ward: Ward, state: State, now: float) -> str:
+    """A worker that was ended as it did not go on."""
+    if state == "stopped":
+        return "a stopped worker"
+    what = "stuck" if state == "waiting" else "busy"
+    return f"a {what} worker that gave no sign of life for {now - ward.heard:.0f} s"
 
 
 def _last_words(ward: Ward) -> str:

@@ -37,7 +37,7 @@ from rlhf_runtime.single_controller.host import Answer, hosted
 from rlhf_runtime.single_controller.pulse import Beacon
 from rlhf_runtime.single_controller.resource_pool import RayResourcePool, node_addresses
 from rlhf_runtime.single_controller.seating import join_devices, seat_workers
-from rlhf_runtime.single_controller.watch import Member
+from rlhf_runtime.single_controller.verdict import Member
 from rlhf_runtime.single_controller.worker import RayClassWithInitArgs, Worker
 
 _INLINE = (bool, int, float, type(None), ray.ObjectRef, ActorHandle)
