@@ -1,6 +1,7 @@
 """How weights move, without vLLM: buckets, the pipeline, the shared buffer, the broadcast group, calls to engines."""
 
 import os
+import pickle
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from rlhf_runtime.errors import ConnectionLostError, InfrastructureError, Weight
 from rlhf_runtime.weight_sync.broadcast import BroadcastGroup, address_towards, find_store, open_store
 from rlhf_runtime.weight_sync.buckets import ALIGNMENT, LARGE, Bucket, BucketPlan, TensorSpec, plan_buckets
 from rlhf_runtime.weight_sync.buffer import FOLDER, create_buffer, map_buffer
-from rlhf_runtime.weight_sync.client import EngineClient, root_cause
+from rlhf_runtime.weight_sync.client import EngineClient, StepFailure, raise_failure, root_cause
 from rlhf_runtime.weight_sync.pipeline import Wait, receive_buckets, send_buckets
 
 HOST = "127.0.0.1"
@@ -267,3 +268,13 @@ def test_the_cause_is_told_and_not_what_follows_from_it() -> None:
     assert root_cause([lost, own, gone]) is gone
     assert root_cause([lost]) is lost
     assert root_cause([]) is None
+
+
+def test_what_a_worker_answers_is_raised_as_it_was() -> None:
+    lost = StepFailure.of("update_weights", ConnectionLostError("lost"))
+    own = StepFailure.of("update_weights", ValueError("no such layer"))
+    raise_failure([None, None])
+    with pytest.raises(ConnectionLostError, match=r"^lost$"):
+        raise_failure([None, pickle.loads(pickle.dumps(lost))])
+    with pytest.raises(WeightSyncError, match=r"got ValueError \(no such layer\) in update_weights; .* Fix: "):
+        raise_failure([lost, own])

@@ -3,8 +3,9 @@
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from dataclasses import dataclass
 from threading import Thread
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from rlhf_runtime.errors import ConnectionLostError, WeightSyncError
 
@@ -28,8 +29,8 @@ class EngineCall:
             Exception: of another kind, when an engine is gone.
         """
         done, late = wait(self._futures, self._client.remaining(), FIRST_EXCEPTION)
-        for future in done:
-            future.result()
+        if cause := root_cause(_errors(done)):
+            raise cause
         if late:
             engines = [index for index, future in enumerate(self._futures) if future in late]
             raise WeightSyncError(
@@ -40,7 +41,11 @@ class EngineCall:
     def errors(self) -> list[Exception]:
         """What the engines raised, those that still work left out; a moment is given to them to say it."""
         done, _ = wait(self._futures, min(GRACE_SECONDS, self._client.remaining()))
-        return [error for future in done if isinstance(error := future.exception(), Exception)]
+        return _errors(done)
+
+
+def _errors(done: Iterable[Future[None]]) -> list[Exception]:
+    return [error for future in done if isinstance(error := future.exception(), Exception)]
 
 
 class EngineClient:
@@ -113,6 +118,39 @@ class EngineClient:
             engine.transfer_weights.remote(step, info) for engine, info in zip(self._engines, infos, strict=True)
         ]
         return EngineCall(step, [reference.future() for reference in references], self)
+
+
+@dataclass(frozen=True)
+class StepFailure:
+    """What a worker of an engine answers when it failed in a step.
+
+    An error that is raised, or returned, ends vLLM's call to all workers, and the answers of the others are then taken
+    for those to the next call.
+    """
+
+    kind: type[WeightSyncError]
+    message: str
+
+    @classmethod
+    def of(cls, step: str, error: Exception) -> Self:
+        """The failure that an error means."""
+        if isinstance(error, WeightSyncError):
+            return cls(type(error), str(error))
+        return cls(
+            WeightSyncError,
+            f"weightSync: got {type(error).__name__} ({error}) in {step}; expected the engine to take the weights. "
+            "Fix: see the engine's log",
+        )
+
+
+def raise_failure(answers: Iterable[StepFailure | None]) -> None:
+    """Raise what made the workers of an engine fail, if any did.
+
+    Raises:
+        WeightSyncError: as a worker raised it.
+    """
+    if error := root_cause(answer.kind(answer.message) for answer in answers if answer is not None):
+        raise error
 
 
 def root_cause(errors: Iterable[Exception]) -> Exception | None:

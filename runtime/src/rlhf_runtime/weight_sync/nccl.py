@@ -134,7 +134,9 @@ class NCCLSender(NCCLTrainerWeightTransferEngine):
             yield
         except Exception as error:
             self.shutdown()
-            raise root_cause([*update.errors(), error]) from error
+            # Once the group is gone this side fails too, in words that say nothing.
+            known = [watching.exception()] if watching.done() else update.errors()
+            raise (root_cause(cause for cause in known if isinstance(cause, Exception)) or error) from error
         watching.result()
 
 

@@ -4,7 +4,8 @@ sender    wait for the slot ─ fill it ─ start its move ─ next bucket
 receiver  start the next bucket's move ─ wait for this one ─ load it ─ next bucket
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import zip_longest
 
 import torch
@@ -31,17 +32,34 @@ def send_buckets(
     """
     on_way: dict[int, Wait] = {}
     stream = iter(tensors)
-    for bucket in plan.buckets:
-        if wait := on_way.pop(bucket.slot, None):
+    with _one_thread():
+        for bucket in plan.buckets:
+            if wait := on_way.pop(bucket.slot, None):
+                wait()
+            _fill(bucket, slots[bucket.slot], stream)
+            on_way[bucket.slot] = start(bucket)
+        for wait in on_way.values():
             wait()
-        for expected, place in bucket.views(slots[bucket.slot]):
-            name, tensor = next(stream)
-            if name != expected or tensor.shape != place.shape or tensor.dtype != place.dtype:
-                raise RuntimeError(f"got tensor {name} {list(tensor.shape)} {tensor.dtype} in the place of {expected}")
-            place.copy_(tensor)
-        on_way[bucket.slot] = start(bucket)
-    for wait in on_way.values():
-        wait()
+
+
+def _fill(bucket: Bucket, slot: torch.Tensor, stream: Iterator[tuple[str, torch.Tensor]]) -> None:
+    """Copy a bucket's tensors into its slot, uint8."""
+    for expected, place in bucket.views(slot):
+        name, tensor = next(stream)
+        if name != expected or tensor.shape != place.shape or tensor.dtype != place.dtype:
+            raise RuntimeError(f"got tensor {name} {list(tensor.shape)} {tensor.dtype} in the place of {expected}")
+        place.copy_(tensor)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Copy with one thread, which is as fast as memory; more would wait for each other when the rest is busy moving."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def receive_buckets(plan: BucketPlan, start: Callable[[Bucket], Wait], load: Callable[[Bucket], None]) -> None:

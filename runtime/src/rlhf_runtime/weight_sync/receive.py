@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from rlhf_runtime.errors import WeightSyncError
-from rlhf_runtime.weight_sync.client import background
+from rlhf_runtime.weight_sync.client import StepFailure, background
 from rlhf_runtime.weight_sync.verify import ReceivedWeights, checksum
 
 logger = logging.getLogger(__name__)
@@ -154,19 +154,15 @@ class TransferExtension:
         """The record of this worker's last update."""
         return self.weight_transfer_engine.received_weights()
 
-    def attempt_transfer(self, step: str, info: dict[str, Any] | None) -> WeightSyncError | None:
-        """One step of vLLM's weight transfer on this worker.
-
-        An error is returned and not raised: vLLM would not wait for the other workers' answers, and take them for those
-        to the next call.
-        """
+    def attempt_transfer(self, step: str, info: dict[str, Any] | None) -> StepFailure | None:
+        """One step of vLLM's weight transfer on this worker: a method of it, and its argument if it takes one."""
         try:
             getattr(self, step)(*(() if info is None else (info,)))
         except Exception as error:
             logger.exception("weight sync: %s failed", step)
             # Whoever waits for this worker fails too.
             self.abandon_weight_update()
-            return error if isinstance(error, WeightSyncError) else _told(step, error)
+            return StepFailure.of(step, error)
         return None
 
     def abandon_weight_update(self) -> None:
@@ -174,10 +170,3 @@ class TransferExtension:
         self._weight_update_active = False
         self.weight_transfer_engine.reset_weight_update_target()  # type: ignore[attr-defined]
         self.weight_transfer_engine.shutdown()  # type: ignore[attr-defined]
-
-
-def _told(step: str, error: Exception) -> WeightSyncError:
-    return WeightSyncError(
-        f"weightSync: got {type(error).__name__} ({error}) in {step}; expected the engine to take the weights. "
-        "Fix: see the engine's log"
-    )

@@ -13,7 +13,7 @@ from rlhf_runtime.protocol import DataProto
 from rlhf_runtime.ragged import ragged
 from rlhf_runtime.single_controller.decorator import Dispatch, register
 from rlhf_runtime.single_controller.worker import Worker
-from rlhf_runtime.weight_sync.client import root_cause
+from rlhf_runtime.weight_sync.client import raise_failure
 from rlhf_runtime.weight_sync.verify import ReceivedWeights
 
 
@@ -105,9 +105,7 @@ class RolloutWorker(Worker):
         Raises:
             WeightSyncError: when a worker failed in it.
         """
-        answers = self._engine.llm.collective_rpc("attempt_transfer", args=(step, info))
-        if error := root_cause(answer for answer in answers if answer is not None):
-            raise error
+        raise_failure(self._engine.llm.collective_rpc("attempt_transfer", args=(step, info)))
 
 
 def sample_seed(seed: int, version: int, sample_index: int) -> int:
