@@ -66,7 +66,9 @@ class Sample(NamedTuple):
     collect: float
     """Seconds from then until the answers are one batch, which includes the ranks' own work."""
     sent_megabytes: float
-    pickles: int
+    """Serialised by the driver."""
+    pickles: float
+    """Serialisations by the driver: of chunks, or of the whole batch."""
 
 
 def main() -> None:
@@ -76,15 +78,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="counted rounds after one warm-up")
     parser.add_argument("--step", action="store_true", help="also run a job and measure the driver's share of a step")
     options = parser.parse_args()
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     rows = []
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR", object_store_memory=3e9)
-    print(f"{'workers':>7} {'MB':>5} {'way':>6} {'submit s':>9} {'collect s':>9} {'sent MB':>8} {'pickles a rank':>14}")
+    print(f"{'workers':>7} {'MB':>5} {'way':>6} {'submit s':>9} {'collect s':>9} {'sent MB':>8} {'pickles':>8}")
+    line = "{workers:7} {megabytes:5} {way:>6} {submit:9.4f} {collect:9.4f} {sent_megabytes:8.1f} {pickles:8.0f}"
     for workers in options.workers:
         for row in _compare(workers, options.megabytes, options.rounds):
             rows.append(row)
-            print(
-                "{workers:7} {megabytes:5} {way:>6} {submit:9.4f} {collect:9.4f} {sent:8.1f} {pickles:14}".format(**row)
-            )
+            print(line.format(**row))
     ray.shutdown()
     result = {"benchmark": "dispatch", "rows": rows, "rounds": options.rounds, "cpus": os.cpu_count()}
     if options.step:
@@ -106,11 +108,9 @@ def _compare(workers: int, sizes: list[int], rounds: int) -> list[dict[str, floa
             {"ours": _sample(_ours, group, batch), "naive": _sample(_naive, group, batch)} for _ in range(rounds + 1)
         ]
         for way in ("ours", "naive"):
-            submit, collect, sent, pickles = (
-                statistics.median(v) for v in zip(*(s[way] for s in samples[1:]), strict=True)
-            )
-            row = {"workers": workers, "megabytes": megabytes, "way": way, "submit": submit, "collect": collect}
-            rows.append(row | {"sent": sent, "pickles": pickles / workers})
+            medians = (statistics.median(values) for values in zip(*(s[way] for s in samples[1:]), strict=True))
+            figures = Sample(*(round(figure, 4) for figure in medians))
+            rows.append({"workers": workers, "megabytes": megabytes, "way": way, **figures._asdict()})
     group.shutdown()
     pool.remove()
     return rows

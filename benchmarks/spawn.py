@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[8, 32, 100])
     parser.add_argument("--rounds", type=int, default=3, help="counted rounds after one warm-up of 2 workers each")
     options = parser.parse_args()
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     _compare(2, 1)
     print(f"{'workers':>7} {'bare s':>7} {'group s':>8} {'ratio':>6}")
