@@ -1,5 +1,6 @@
 """A dead, stopped or awaited worker ends what the driver waits for and is named: real Ray, two local nodes."""
 
+import multiprocessing
 import os
 import re
 import signal
@@ -72,6 +73,16 @@ class Plain(Worker):
         time.sleep(1)
         if self.rank == 1:
             sys.exit(3)
+
+    @register()
+    def fail_with_a_child(self) -> None:
+        """As a tensor-parallel engine does of which one process is killed."""
+        part = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,), name="VllmWorker-1")
+        part.start()
+        time.sleep(2)
+        part.kill()
+        part.join()
+        raise RuntimeError("cancelled")
 
     @register()
     def call(self, peer: ActorHandle, signum: int) -> None:
@@ -205,6 +216,14 @@ def test_a_call_that_fails_with_another_worker_is_told_as_that_workers_end(start
     pid = engines.pid()[1]
     message = told(lambda: policy.call(engines.workers[1], signal.SIGKILL))
     assert message.startswith(f"group `rollout`, rank 1 (pid {pid} on node")
+
+
+def test_an_error_that_a_killed_child_process_explains_is_told_as_that(start) -> None:
+    message = told(start("actor").fail_with_a_child)
+    assert re.match(
+        r"group `actor`, rank \d \(pid \d+ on node .*\): got a dead child process \(VllmWorker-1, pid ", message
+    )
+    assert "by SIGKILL), then cancelled" in message
 
 
 def test_an_exit_code_is_told(start) -> None:
