@@ -1,10 +1,8 @@
-"""Weight sync into real vLLM engines: a trainer and two engines, each a Ray actor, joined by vLLM's own Ray client."""
+"""A trainer and real vLLM engines, each a Ray actor, for tests of weight sync."""
 
 import copy
-import os
 import sys
 from collections.abc import Callable, Iterator
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +14,7 @@ from rlhf_api import RuntimeConfig
 from rlhf_api.roles import ModelSource, RandomModel
 from rlhf_api.runtime_config import SyncPath
 from rlhf_runtime.engines.vllm_engine import EngineSettings, Sampling, VLLMEngine
-from rlhf_runtime.errors import InputError, WeightSyncError
 from rlhf_runtime.models import materialize
-from rlhf_runtime.protocol import DataProto
-from rlhf_runtime.ragged import lengths, ragged
 from rlhf_runtime.weight_sync import SendReport, SyncReport, sync_weights
 from rlhf_runtime.weight_sync.buckets import Bucket
 from rlhf_runtime.weight_sync.client import EngineCall
@@ -28,7 +23,7 @@ from rlhf_runtime.weight_sync.verify import checksum
 from rlhf_runtime.workers.rollout import RolloutWorker
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-# Workers cannot import a test file by name.
+# Workers cannot import a file of tests by name.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 PROMPTS = [[10, 20, 30], [40, 50, 60, 70], [5] * 11]
@@ -114,7 +109,14 @@ class Trainer:
         torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
 
     def connect(
-        self, model: ModelSource, cache: str, engines: list[Any], path: SyncPath, device: str, sharded: bool
+        self,
+        model: ModelSource,
+        cache: str,
+        engines: list[Any],
+        workers: int,
+        path: SyncPath,
+        device: str,
+        sharded: bool,
     ) -> None:
         from rlhf_runtime.weight_sync.sender import WeightSender
         from torch.distributed.fsdp import fully_shard
@@ -127,7 +129,7 @@ class Trainer:
         wrapped = torch.nn.ModuleDict({"network": self.sent, "value_head": torch.nn.Linear(2, 2)})
         if hasattr(self, "sender"):
             self.sender.close()
-        self.sender = WeightSender(wrapped, "network.", path, engines, rank=self.rank)
+        self.sender = WeightSender(wrapped, "network.", path, engines, self.rank, workers_per_engine=workers)
 
     def load(self, model: ModelSource, cache: str) -> str:
         """Take on the weights of another model and say where they lie."""
@@ -146,6 +148,7 @@ class Trainer:
         """A send over a transport that goes wrong on the way, or of a source that leaves something out."""
         if afresh:
             self.sender.close()
+        self.sender._client.restart()
         transfer, client, source = self.sender._joined(), self.sender._client, self.sender._source
         start, begin, parameters = transfer.start, client.begin, source._parameters
 
@@ -246,8 +249,15 @@ class WrongPolicy:
 class Stage:
     """A trainer of two ranks, of which the first can be alone, and engines."""
 
-    def __init__(self, cache: Path, engines: int, device: str, transport: str, **resources: float) -> None:
+    PROMPTS = PROMPTS
+    LONG = LONG
+    GREEDY = GREEDY
+
+    def __init__(
+        self, cache: Path, engines: int, device: str, transport: str, tensor_parallel: int = 1, **resources: float
+    ) -> None:
         self.cache, self.device, self.transport, self.tied = str(cache), device, transport, False
+        self.tensor_parallel = tensor_parallel
         self.ranks = Group([ray.remote(**resources)(Trainer).remote() for _ in range(RANKS)])
         joining = [actor.join.remote(rank, self.cache) for rank, actor in enumerate(self.ranks.actors)]
         rollout = ray.remote(**resources)(ProbedRollout)
@@ -266,12 +276,13 @@ class Stage:
             self.rollout.restart(self.config())
         self.connect(sharded=False)
 
-    def connect(self, sharded: bool) -> None:
+    def connect(self, sharded: bool, verify: bool = True) -> None:
         """Join all ranks of a sharded policy, or the first alone."""
         self.trainer = Group(self.ranks.actors[: RANKS if sharded else 1])
-        path = self.config().weight_sync
+        path = self.config().weight_sync.model_copy(update={"verify": verify})
         cache = self.cache + "/models"
-        self.trainer.connect(source(0, self.tied), cache, self.rollout.actors, path, self.device, sharded)
+        workers = self.tensor_parallel
+        self.trainer.connect(source(0, self.tied), cache, self.rollout.actors, workers, path, self.device, sharded)
 
     def load(self, seed: int) -> str:
         """Give the trainer the weights of a seed and say where they lie."""
@@ -290,7 +301,11 @@ class Stage:
                 "rewards": [{"name": "digits", "function": {"name": "digit_share"}}],
                 "data": {"prompts": {"builtin": "arithmetic"}, "maxPromptLength": 224, "maxResponseLength": 16},
                 "algorithm": {"ppo": {}},
-                "rollout": {"temperature": 0.7, "gpuMemoryUtilization": 0.3},
+                "rollout": {
+                    "temperature": 0.7,
+                    "gpuMemoryUtilization": 0.3,
+                    "tensorParallelSize": self.tensor_parallel,
+                },
                 "engines": 2,
                 "training": {"steps": 1, "policyOptimizer": {}, "criticOptimizer": {}, "microBatchTokens": 512},
                 "groups": [{**group, "bundle": {"CPU": 1}, "strategy": "PACK", "fallback": []}],
@@ -303,9 +318,14 @@ class Stage:
                 },
                 "pythonPath": [],
                 "observability": {},
+                "checkpoint": None,
                 "localNodes": [],
             }
         )
+
+    def wrong(self, how: str, times: int) -> WrongPolicy:
+        """The policy, whose next sends go wrong."""
+        return WrongPolicy(self.trainer, how, times)
 
     def sync(self, policy: Any = None) -> SyncReport:
         self.version += 1
@@ -328,170 +348,13 @@ def stage(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Stage:
     return Stage(tmp_path_factory.mktemp("sync"), 2, "cpu", "shm", num_cpus=1)
 
 
-@pytest.fixture(scope="module", params=list(product(["shm", "gloo"], [False, True])), ids=str)
-def synced(stage: Stage, request: pytest.FixtureRequest) -> dict[str, Any]:
-    """The engines' greedy tokens on either side of a sync from seed 0's weights to seed 1's."""
-    stage.prepare(*request.param)
-    folder = stage.load(1)
-    before, report, after = stage.greedy(), stage.sync(), stage.greedy()
-    return {"before": before, "report": report, "after": after, "folder": folder}
+@pytest.fixture(scope="module")
+def spread(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Stage:
+    """One engine of two workers."""
+    return Stage(tmp_path_factory.mktemp("spread"), 1, "cpu", "gloo", tensor_parallel=2, num_cpus=0)
 
 
-def test_engines_generate_as_an_engine_that_loaded_the_new_weights(stage: Stage, synced: dict[str, Any]) -> None:
-    fresh, parameters = ray.get(stage.rollout.actors[0].fresh.remote(synced["folder"], stage.settings))
-    assert fresh == stage.trainer.greedy()[0]
-    assert all(old != new for engine in synced["before"] for old, new in zip(engine, fresh, strict=True))
-    assert synced["after"] == [fresh, fresh]
-    assert stage.rollout.parameters() == [parameters, parameters]
-
-
-def test_a_report_counts_each_tensor_once(stage: Stage, synced: dict[str, Any]) -> None:
-    file_bytes = sum(path.stat().st_size for path in Path(synced["folder"]).glob("*.safetensors"))
-    assert synced["report"].version == 1
-    assert file_bytes - 8192 < synced["report"].bytes < file_bytes
-
-
-def test_nothing_lies_in_shared_memory(stage: Stage, synced: dict[str, Any]) -> None:
-    assert not [name for name in os.listdir("/dev/shm") if name.startswith("rlhf-") and "test" not in name]
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_log_probabilities_are_the_trainers(stage: Stage, synced: dict[str, Any], temperature: float) -> None:
-    sampling = Sampling(temperature=temperature, max_tokens=16, stop_token_ids=(1,))
-    other = 1.7 - temperature
-    mismatch = 0.0
-    for response in stage.rollout.sample(PROMPTS, sampling, stage.version):
-        for prompt, (tokens, log_probs) in zip(PROMPTS, response, strict=True):
-            assert log_probs == pytest.approx(stage.trainer.log_probs(prompt, tokens, temperature)[0], abs=1e-4)
-            wrong = torch.tensor(stage.trainer.log_probs(prompt, tokens, other)[0])
-            mismatch = max(mismatch, float((torch.tensor(log_probs) - wrong).abs().max()))
-    assert mismatch > 0.1
-
-
-def test_a_row_depends_on_its_sample_index_and_not_on_its_engine(stage: Stage, synced: dict[str, Any]) -> None:
-    prompts = [PROMPTS[0]] * 4 + PROMPTS[1:]
-    columns = {
-        "prompt_ids": ragged([torch.tensor(prompt) for prompt in prompts]),
-        "sample_index": torch.tensor([0, 1, 2, 0, 4, 5]),
-    }
-    batch = DataProto.from_dict(columns)
-    first, second = stage.rollout.actors
-    whole = ray.get(first.generate.remote(batch, stage.version)).batch
-    halves = ray.get(
-        [
-            actor.generate.remote(half, stage.version)
-            for actor, half in zip((second, first), batch.chunk(2), strict=True)
-        ]
-    )
-    split = DataProto.concat(halves).batch
-    rows = [row.tolist() for row in whole["response_ids"].unbind()]
-    assert rows == [row.tolist() for row in split["response_ids"].unbind()]
-    assert rows[0] == rows[3]
-    assert rows[0] != rows[1] != rows[2]
-    assert whole["weight_version"].tolist() == [stage.version] * 6
-    assert torch.equal(lengths(whole["response_ids"]), lengths(whole["rollout_log_probs"]))
-    assert all(len(row) == 16 or row[-1] == 1 for row in rows)
-
-
-def test_prefixes_cached_before_a_sync_are_forgotten(stage: Stage, synced: dict[str, Any]) -> None:
-    old = stage.greedy(LONG)
-    assert min(stage.rollout.cached_tokens()) >= 128
-    stage.load(0)
-    stage.sync()
-    new = stage.greedy(LONG)
-    assert new == [stage.trainer.greedy(LONG)[0]] * 2
-    assert new != old
-    stage.load(1)
-    stage.rollout.refuse_reset(True)
-    with pytest.raises(WeightSyncError, match="prefix cache"):
-        stage.sync()
-    with pytest.raises(WeightSyncError, match="while paused"):
-        stage.greedy()
-    stage.rollout.refuse_reset(False)
-    stage.sync()
-    assert stage.greedy(LONG) == old
-
-
-def test_a_sharded_policy_arrives_whole(stage: Stage, synced: dict[str, Any]) -> None:
-    parameters = stage.rollout.parameters()
-    stage.connect(sharded=True)
-    stage.load(0)
-    stage.sync()
-    assert stage.greedy() == synced["before"]
-    stage.load(1)
-    stage.sync()
-    assert stage.greedy() == synced["after"]
-    assert stage.rollout.parameters() == parameters
-    stage.connect(sharded=False)
-    stage.load(1)
-
-
-@pytest.mark.parametrize(
-    ("how", "name"),
-    [
-        ("nothing moved", "model.embed_tokens.weight"),
-        ("flipped", "model.layers.1.mlp.up_proj.weight"),
-        ("lost", "model.layers.0.self_attn.k_proj.bias"),
-        ("norm left out", "model.layers.1.input_layernorm.weight"),
-        ("part left out", "model.layers.0.self_attn.qkv_proj.bias"),
-    ],
-)
-def test_a_sync_that_goes_wrong_twice_names_the_first_tensor(
-    stage: Stage, synced: dict[str, Any], how: str, name: str
-) -> None:
-    if stage.transport == "gloo" and how in ("nothing moved", "lost"):
-        pytest.skip("whether a broadcast arrives is gloo's to say, not the call's that announces it")
-    with pytest.raises(WeightSyncError, match=f"weightSync: {name}: got"):
-        stage.sync(WrongPolicy(stage.trainer, how, times=2))
-    with pytest.raises(WeightSyncError, match="while paused"):
-        stage.greedy()
-    stage.sync()
-    assert stage.greedy() == synced["after"]
-
-
-@pytest.mark.parametrize(("how", "told"), [("flipped", "up_proj.weight: got checksum"), ("engine fails", "layers.9")])
-def test_a_sync_that_goes_wrong_once_is_repeated_and_says_so(
-    stage: Stage, synced: dict[str, Any], how: str, told: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    stage.load(0)
-    stage.sync()
-    stage.load(1)
-    stage.sync(WrongPolicy(stage.trainer, how, times=1))
-    assert stage.greedy() == synced["after"]
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert told in caplog.text
-
-
-def test_a_sender_that_fails_by_itself_is_not_repeated_and_frees_the_engines(
-    stage: Stage, synced: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    with pytest.raises(WeightSyncError, match="the memory is gone"):
-        stage.sync(WrongPolicy(stage.trainer, "sender fails", times=2))
-    assert not caplog.records
-    stage.sync()
-    assert stage.greedy() == synced["after"]
-
-
-def test_another_version_is_refused(stage: Stage, synced: dict[str, Any]) -> None:
-    for version in (stage.version - 1, stage.version + 1):
-        with pytest.raises(WeightSyncError, match=f"version {version}; expected {stage.version}"):
-            stage.rollout.sample(PROMPTS, GREEDY, version)
-
-
-def test_a_model_that_vllm_cannot_run_here_is_refused_at_the_start(stage: Stage, synced: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match=r"models.policy: got attention heads of size 16; expected one of"):
-        stage.rollout.unsupported(stage.settings, stage.cache + "/models")
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA IPC needs a GPU; `shm` stands for it here")
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-def test_weights_arrive_over_cuda_ipc(cluster: None, tmp_path: Path, tied: bool) -> None:
-    stage = Stage(tmp_path, 1, "cuda", "ipc", num_cpus=1, num_gpus=0.3)
-    stage.prepare("ipc", tied)
-    folder = stage.load(1)
-    before = stage.greedy()
-    assert stage.sync().version == 1
-    fresh, parameters = ray.get(stage.rollout.actors[0].fresh.remote(folder, stage.settings))
-    assert stage.greedy() == [fresh] != before
-    assert stage.rollout.parameters() == [parameters]
+@pytest.fixture
+def on_gpu(cluster: None, tmp_path: Path) -> Stage:
+    """One engine beside its trainer on a GPU."""
+    return Stage(tmp_path, 1, "cuda", "ipc", num_cpus=1, num_gpus=0.3)
