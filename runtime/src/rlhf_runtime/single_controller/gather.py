@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 
 from rlhf_runtime.errors import InfrastructureError, RLHFError
 from rlhf_runtime.single_controller.health import HealthMonitor
@@ -105,6 +105,7 @@ def _in_words(error: RayError, member: Member) -> Exception:
 
 def _what_ray_knows(error: RayError, member: Member, verdict: Verdict) -> str:
     """What else Ray knows of the end of the worker that the verdict names."""
-    if isinstance(error, RayTaskError) or (member.group, member.rank) != (verdict.member.group, verdict.member.rank):
-        return ""
-    return exit_known(error)
+    cause = _innermost(error)
+    same = cause is error and (member.group, member.rank) == (verdict.member.group, verdict.member.rank)
+    # Memory is the node's: Ray ends several workers at once, and tells all of them why.
+    return exit_known(cause) if same or isinstance(cause, OutOfMemoryError) else ""

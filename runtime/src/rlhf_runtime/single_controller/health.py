@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Self
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlhf_runtime.single_controller.probe import Finding, ProcessId, examine, examine_siblings
@@ -127,7 +127,7 @@ class HealthMonitor:
 
     def _note_start(self, token: str, rank: int, start: "Future[Any]") -> None:
         error = start.exception()
-        if isinstance(error, RayActorError):
+        if isinstance(error, RayActorError | OutOfMemoryError):
             with self._changed:
                 self._watch.stillborn(token, rank, pid_of(error), reason(error))
 

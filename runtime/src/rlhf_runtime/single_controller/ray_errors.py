@@ -2,15 +2,19 @@
 
 import re
 
-from ray.exceptions import RayError
+from ray.exceptions import OutOfMemoryError, RayError
 
 _PID = re.compile(r"\bpid: (\d+)")
-_EXIT = re.compile(r"exit code .*|.*(?:OOM|low on memory).*")
+_EXIT = re.compile(r"exit code .*|.*\bmemory\b.*")
+_USED = re.compile(r"[\d.]+GB used / [\d.]+GB limit")
 
 
 def reason(error: RayError) -> str:
     """Why a call failed, in Ray's own words."""
     text = " ".join(str(error).split())
+    if isinstance(error, OutOfMemoryError):
+        used = _USED.search(text)
+        return f"Ray killed workers as their node ran out of memory{f': {used[0]}' if used else ''}"
     words = text.split("The actor is dead because ")[-1].split("Some common causes")[0].strip(" .")
     return "its process ended without a word, as by SIGKILL" if words.endswith("End of file") else words
 
