@@ -7,9 +7,7 @@ DIED = """The actor died unexpectedly before finishing this task.
 \tpid: 9739
 The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: """
 EXIT = "Worker exits unexpectedly. Worker exits with an exit code 3."
-SILENT = (
-    "Worker unexpectedly exits with a connection error code 2. End of file. Some common causes include: OOM"
-)
+SILENT = "Worker unexpectedly exits with a connection error code 2. End of file. Some common causes include: OOM"
 MEMORY = (
     "3 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 10.0.0.1, ID: b3) was "
     "22.38GB used / 23.54GB limit (0.950814)\nOOM kill reason: ..."
