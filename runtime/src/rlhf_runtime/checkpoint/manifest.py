@@ -62,7 +62,7 @@ class Manifest(ApiModel):
     def write(self, folder: Path) -> None:
         """Write it, with a checksum of its own."""
         document = self.model_dump(mode="json", by_alias=True)
-        (folder / MANIFEST).write_text(json.dumps({**document, "checksum": _checksum(document)}, indent=1) + "\n")
+        (folder / MANIFEST).write_text(json.dumps({**document, "checksum": _checksum(document)}, indent=1))
 
     @classmethod
     def read(cls, folder: Path) -> Self:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rlhf_runtime.checkpoint.driver_state import DriverState, write_metrics
+from rlhf_runtime.checkpoint.driver_state import METRICS, STATE, DriverState, write_metrics
 from rlhf_runtime.checkpoint.manifest import FORMAT_VERSION, MODEL_FILES, FileRecord, Manifest
 from rlhf_runtime.checkpoint.shards import shard_file
 from rlhf_runtime.checkpoint.store import CheckpointStore, told
@@ -90,11 +90,8 @@ class Saver:
             (folder / MODEL_FILES).mkdir()
             for file in (self._model / "config.json", *tokenizer_files(self._model)):
                 shutil.copyfile(file, folder / MODEL_FILES / file.name)
-            files = {
-                str(path.relative_to(folder)): FileRecord.of(path)
-                for path in sorted(folder.rglob("*"))
-                if path.is_file() and path.suffix != ".safetensors"
-            }
+            own = [folder / STATE, folder / METRICS, *sorted((folder / MODEL_FILES).iterdir())]
+            files = {str(path.relative_to(folder)): FileRecord.of(path) for path in own}
         self._write = _Write(step, weight_version, folder, files, copies)
 
     def look(self, wait: bool = False) -> None:

@@ -81,7 +81,8 @@ def _fill(tensor: torch.Tensor, reader: ShardReader, name: str) -> None:
         raise reader.misfit(name, got, f"one of {list(tensor.shape)}")
     if isinstance(tensor, DTensor):
         rows = tensor.to_local()
-        rows.copy_(reader.read(name, _first_row(tensor), len(rows)))
+        if rows.numel():  # of a tensor of fewer rows than ranks the last ones have none
+            rows.copy_(reader.read(name, _first_row(tensor), len(rows)))
     else:
         tensor.copy_(reader.read(name))
 
