@@ -1,6 +1,6 @@
 """The training loop driven in this process, where single parts can be switched off."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -24,7 +24,7 @@ class Kept:
     def __init__(self) -> None:
         self.steps: list[StepMetrics] = []
 
-    def start(self, config: RuntimeConfig) -> None: ...
+    def start(self, config: RuntimeConfig, earlier: Sequence[StepMetrics]) -> None: ...
 
     def step(self, record: StepRecord) -> None:
         self.steps.append(record.metrics)
@@ -37,15 +37,28 @@ def fit(tmp_path: Path) -> Callable[..., list[StepMetrics]]:
     """Train a changed quickstart, its policy so peaked that wrong log-probabilities show, and give its metrics."""
 
     def _fit(
-        batch: int, steps: int, groups: list[dict] | None = None, temperature: float = 1.0, tensor_parallel: int = 1
+        batch: int,
+        steps: int,
+        groups: list[dict] | None = None,
+        temperature: float = 1.0,
+        tensor_parallel: int = 1,
+        algorithm: dict | None = None,
+        samples: int = 1,
     ) -> list[StepMetrics]:
         document = read_manifest(QUICKSTART).model_dump(by_alias=True)
         spec = document["spec"]
         spec["models"]["policy"]["random"]["config"]["initializer_range"] = 0.4
-        spec["rollout"] |= {"temperature": temperature, "tensorParallelSize": tensor_parallel}
+        spec["rollout"] |= {
+            "temperature": temperature,
+            "tensorParallelSize": tensor_parallel,
+            "samplesPerPrompt": samples,
+        }
         spec["training"] |= {"steps": steps, "optimizer": {"learningRate": 1e-2}}
         spec["data"] |= {"batchSize": batch, "maxResponseLength": 8}
         spec["algorithm"]["ppo"]["miniBatchSize"] = None
+        if algorithm:
+            spec["algorithm"] = algorithm
+            spec["models"]["critic"] = spec["training"]["criticOptimizer"] = None
         spec["placement"]["groups"] = groups or spec["placement"]["groups"]
         config = build_plan(RLHFJob.parse(document), str(tmp_path)).config
         kept = Kept()
@@ -88,3 +101,21 @@ def test_without_the_sync_rollouts_drift_away_from_the_policy(fit, monkeypatch: 
     assert gaps[0] < 1e-4
     assert gaps[1] > 10 * gaps[0]
     assert gaps[-1] > gaps[1]
+
+
+def test_groups_are_sampled_until_all_have_signal_and_a_target_steers_the_kl(fit) -> None:
+    """GRPO without a critic, with every part of the loop that PPO does not go through."""
+    grpo = {
+        "dynamicSampling": {"maxTries": 50},
+        "overlong": {"buffer": 4},
+        "kl": {"in": "reward", "estimator": "k1", "coefficient": 0.1, "adaptive": {"target": 100, "horizon": 12}},
+    }
+    groups = [{"name": "all", "pool": "local", "roles": ["policy", "reference", "rollout", "reward"], "workers": 2}]
+    steps = fit(batch=5, steps=3, groups=groups, algorithm={"grpo": grpo}, samples=2)
+    assert all(line["sampling_tries"] >= 1 for line in steps)
+    assert max(line["sampling_tries"] for line in steps) > 1, "every group had signal at once"
+    assert all(line["reward_std"] > 0 for line in steps)
+    assert all(line["overlong_penalty"] <= 0 for line in steps)
+    factor = 1 - 0.2 * 10 / 12  # far below the target
+    assert [line["kl_coefficient"] for line in steps] == pytest.approx([0.1, 0.1 * factor, 0.1 * factor**2])
+    assert not {"value_loss", "explained_variance", "time/value"}.intersection(steps[0])
