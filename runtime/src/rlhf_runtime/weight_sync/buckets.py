@@ -11,8 +11,8 @@ import torch
 
 ALIGNMENT = 64
 """Bytes; every dtype may begin there."""
-PIECE_BYTES = 16 << 20
-"""Most bytes of a bucket: larger ones move no faster and leave less to overlap."""
+PIECE_BYTES = 32 << 20
+"""Most bytes of a bucket of several tensors: larger ones move no faster and leave less to overlap."""
 LARGE = 2
 """The slot of tensors that fit no other."""
 
@@ -75,13 +75,14 @@ def plan_buckets(specs: Iterable[TensorSpec], bucket_bytes: int) -> BucketPlan:
         specs: Its tensors, in the order that they travel.
         bucket_bytes: Most bytes of the two slots together. A bucket is closed before a tensor that does not fit.
     """
-    limit = min(bucket_bytes // 2, PIECE_BYTES)
+    limit = bucket_bytes // 2
+    piece = min(limit, PIECE_BYTES)
     buckets: list[Bucket] = []
     run: list[TensorSpec] = []
     turn = used = 0
     for spec in specs:
         size = _aligned(spec.bytes)
-        if run and used + size > limit:
+        if run and used + size > piece:
             buckets.append(_bucket(turn, run))
             run, used, turn = [], 0, 1 - turn
         if size > limit:
