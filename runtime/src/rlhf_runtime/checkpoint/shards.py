@@ -56,6 +56,7 @@ def write_shards(path: Path, shards: Mapping[str, Shard], notes: Mapping[str, An
     metadata = {"places": json.dumps(places), "notes": json.dumps(notes)}
     try:
         save_file({name: shard.rows for name, shard in filled.items()}, path, metadata)
+        path.chmod(path.parent.stat().st_mode & 0o666)  # as other files have it: safetensors leaves it to the owner
         flush(path)
         return FileRecord.of(path)
     except (OSError, SafetensorError) as error:
