@@ -1,3 +1,5 @@
+import json
+
 import pytest
 import torch
 from hypothesis import given
@@ -60,3 +62,12 @@ def test_a_prompt_is_expected_to_get_what_it_got_before_and_a_new_one_the_mean()
     known.observe(seen.batch["prompt_index"], responses([10, 40, 20]))
     expected = known.forecast(prompts([2, 2, 2], index=[9, 4, 1])).batch["expected_tokens"]
     assert expected.tolist() == pytest.approx([42, 17, 2 + 70 / 3])
+
+
+def test_what_is_known_of_lengths_comes_back_as_it_was():
+    known = ResponseLengths(10)
+    known.observe(torch.tensor([3, 3, 5]), responses([1, 2, 7]))
+    restored = ResponseLengths(10)
+    restored.load_state_dict(json.loads(json.dumps(known.state_dict())))
+    asked = prompts([1, 1, 1], [3, 5, 9])
+    assert restored.forecast(asked).batch["expected_tokens"].equal(known.forecast(asked).batch["expected_tokens"])
