@@ -28,8 +28,6 @@ def test_of_the_whole_design_only_what_is_not_built_is_refused():
         "spec.models.policy.lora",
         "spec.rewards[0].function.name",
         "spec.rewards[1].remote",
-        "spec.rewards[2].model",
-        "spec.data.evaluation",
         "spec.training.mode",
         "spec.training.maxStaleness",
         "spec.nodePools[1].minNodes",
@@ -144,6 +142,37 @@ def test_an_unknown_field_is_answered_with_the_nearest_name(manifest, path, wron
     error = errors_of(manifest)[format_path((*path, wrong))]
     assert error.got == f"unknown field `{wrong}`"
     assert error.fix == f"did you mean `{right}`?"
+
+
+@pytest.mark.parametrize(
+    ("reward", "got"),
+    [
+        ({}, "none of them"),
+        ({"function": {"name": "digit_share"}, "model": {"path": "/rm"}}, "function and model"),
+    ],
+)
+def test_a_reward_is_a_function_or_a_model(manifest, reward, got):
+    manifest["spec"]["rewards"] = [{"name": "r", **reward}]
+    error = errors_of(manifest)["spec.rewards[0]"]
+    assert (error.got, error.expected) == (got, "exactly one of function, model")
+
+
+def test_a_remote_reward_is_one_error(manifest):
+    manifest["spec"]["rewards"] = [{"name": "r", "remote": {"url": "http://judge"}}]
+    assert list(errors_of(manifest)) == ["spec.rewards[0].remote"]
+
+
+@pytest.mark.parametrize(
+    ("given", "name"), [({"samplesPerPrompt": 2}, "samplesPerPrompt"), ({"topP": 0.9}, "topP"), ({}, None)]
+)
+@pytest.mark.parametrize("temperature", [0, 0.7])
+def test_an_evaluation_samples_only_above_temperature_0(manifest, given, name, temperature):
+    given = given | {"prompts": {"builtin": "arithmetic"}, "temperature": temperature}
+    manifest["spec"]["data"]["evaluation"] = given
+    if name is None or temperature:
+        assert RLHFJob.parse(manifest).spec.data.evaluation.every_steps == 20
+    else:
+        assert errors_of(manifest)["spec.data.evaluation"].fix == f"raise `temperature`, or remove `{name}`"
 
 
 def test_two_algorithms_are_one_too_many(manifest):

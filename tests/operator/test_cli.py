@@ -41,8 +41,8 @@ def test_validate_answers_for_every_file(bad, tmp_path):
     assert result.exit_code == 2
     assert result.stdout == f"{QUICKSTART}: valid\n"
     assert result.stderr.splitlines() == [
-        f"{bad}: spec.data.batchsize: got unknown field `batchsize`; expected one of batchSize, maxPromptLength, "
-        "maxResponseLength, prompts, seed. Fix: did you mean `batchSize`?",
+        f"{bad}: spec.data.batchsize: got unknown field `batchsize`; expected one of batchSize, evaluation, "
+        "maxPromptLength, maxResponseLength, prompts, seed. Fix: did you mean `batchSize`?",
         f"{bad}: spec.training.steps: got 0; expected a value greater than or equal to 1. Fix: give such a value",
         f"{tmp_path / 'nowhere.yaml'}: got no readable file (No such file or directory); expected a YAML file. "
         "Fix: correct the name",

@@ -50,6 +50,19 @@ def test_folders_stand_in_the_place_of_volumes(manifest, disk):
     assert config.data.prompts.path == str(disk / "m/train.jsonl")
 
 
+def test_held_out_prompts_and_reward_models_may_lie_on_volumes_too(manifest, disk):
+    use(manifest, "/models/qwen")
+    manifest["spec"]["data"]["evaluation"] = {"prompts": {"path": "/models/train.jsonl"}}
+    manifest["spec"]["rewards"].append({"name": "judge", "model": {"path": "/models/inner/qwen"}})
+    config = plan(manifest, disk, models="m", inner="inner").config
+    assert config.data.evaluation.prompts.path == str(disk / "m/train.jsonl")
+    assert config.rewards[1].model.path == str(disk / "inner/qwen")
+    (disk / "m/train.jsonl").unlink()
+    errors = errors_of(manifest, disk, models="m")
+    assert errors["spec.data.evaluation.prompts.path"].expected == "a JSONL file that exists"
+    assert errors["spec.rewards[1].model.path"].fix == "add --mount inner=DIR"
+
+
 def test_relative_paths_start_at_the_manifest(manifest, disk):
     config = plan(use(manifest, "m/qwen", "./m/../m/train.jsonl"), disk).config
     assert config.models.policy.path == str(disk / "m/qwen")

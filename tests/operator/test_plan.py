@@ -42,6 +42,14 @@ def test_defaults_follow_from_other_fields(manifest):
     assert (group.strategy, group.gpus_per_worker) == ("PACK", 1.0)
 
 
+def test_an_evaluation_generates_as_many_tokens_as_training(manifest):
+    evaluation = {"prompts": {"builtin": "arithmetic"}}
+    manifest["spec"]["data"] |= {"maxResponseLength": 7, "evaluation": evaluation}
+    assert apply_defaults(RLHFJob.parse(manifest)).spec.data.evaluation.max_response_length == 7
+    evaluation["maxResponseLength"] = 9
+    assert apply_defaults(RLHFJob.parse(manifest)).spec.data.evaluation.max_response_length == 9
+
+
 def test_what_is_given_is_not_replaced(manifest):
     spec = manifest["spec"]
     spec["models"] |= {"critic": {"path": "/c"}, "reference": {"path": "/r"}}

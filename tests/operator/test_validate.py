@@ -232,6 +232,18 @@ def test_a_random_model_has_a_position_for_every_token(manifest):
     assert list(problems(manifest)) == ["spec.models.critic.random.config.max_position_embeddings"]
 
 
+@pytest.mark.parametrize(("longest", "right"), [(None, True), (32, True), (33, False)])
+def test_the_policy_has_a_position_for_every_token_of_an_evaluation(manifest, longest, right):
+    manifest["spec"]["data"] |= {"maxPromptLength": 16, "maxResponseLength": 32}
+    manifest["spec"]["data"]["evaluation"] = {"prompts": {"builtin": "arithmetic"}, "maxResponseLength": longest}
+    manifest["spec"]["models"] = {
+        role: {"random": {"architecture": "qwen2", "config": {"max_position_embeddings": 48}}}
+        for role in ("policy", "critic", "reference")
+    }
+    path = "spec.models.policy.random.config.max_position_embeddings"
+    assert list(problems(manifest)) == ([] if right else [path])
+
+
 @pytest.mark.parametrize(
     ("gpus", "workers", "device", "right"),
     [

@@ -46,8 +46,9 @@ def refusal(config) -> list[str]:
 
 
 def test_a_good_config_gives_what_was_loaded(make_config, model_folder):
-    prompts = preflight(make_config(models=models_of(model_folder)))
-    assert len(prompts) == 100
+    sets = preflight(make_config(models=models_of(model_folder)))
+    prompts = sets.training
+    assert (len(prompts), sets.evaluation) == (100, [])
     assert ascii_tokenizer().decode(prompts[0].token_ids) == prompts[0].text
     assert prompts[0].columns == {"answer": "0"}
 
@@ -63,7 +64,35 @@ def test_something_else_runs_once_the_files_are_checked_and_only_then(make_confi
 
 
 def test_random_models_need_no_folder(make_config):
-    assert len(preflight(make_config())) == 100
+    assert len(preflight(make_config()).training) == 100
+
+
+def evaluated(prompts: dict, **fields) -> dict:
+    """A `data` section with held-out prompts."""
+    lengths = {"maxPromptLength": 8, "maxResponseLength": 8}
+    return {"prompts": {"builtin": "arithmetic"}, "evaluation": {"prompts": prompts, **fields}, **lengths}
+
+
+def test_held_out_prompts_are_loaded_too(make_config, model_folder):
+    data = evaluated({"inline": [{"question": "1+1=", "answer": "2"}], "field": "question"}, maxResponseLength=8)
+    (prompt,) = preflight(make_config(models=models_of(model_folder), data=data)).evaluation
+    assert (prompt.text, prompt.columns) == ("1+1=", {"answer": "2"})
+
+
+def test_held_out_prompts_are_checked_as_those_of_training(make_config, model_folder, tmp_path):
+    rewards = [{"name": "right", "function": {"name": "exact_match"}}]
+    data = evaluated({"inline": [{"prompt": "1+1=", "answer": "2"}, "1+2="]}, maxResponseLength=8)
+    (line,) = refusal(make_config(rewards=rewards, data=data))
+    assert "the first of them row 2 of data.evaluation.prompts" in line
+    (line,) = refusal(make_config(data=evaluated({"path": str(tmp_path / "none.jsonl")})))
+    assert line.startswith("data.evaluation.prompts.path: got ")
+    (line,) = refusal(make_config(data=evaluated({"inline": [{"text": "a"}]})))
+    assert line.startswith("data.evaluation.prompts.inline[0]: got only `text`")
+    assert "data.evaluation.prompts.field" in line
+    (line,) = refusal(make_config(data=evaluated({"inline": ["far too long"]})))
+    assert line.startswith("data.evaluation.prompts.inline[0]: got a prompt of 12 tokens")
+    (line,) = refusal(make_config(data=evaluated({"inline": ["a"]}, maxResponseLength=57)))
+    assert line.startswith("models.policy: got data.maxPromptLength + data.evaluation.maxResponseLength = 65 tokens")
 
 
 def test_what_is_cheap_to_know_is_told_at_once_and_before_torch(make_config, tmp_path):

@@ -5,6 +5,7 @@ from typing import TypeVar
 
 from rlhf_api import RLHFJob, RLHFJobSpec
 from rlhf_api.algorithm import Algorithm
+from rlhf_api.data import Data
 from rlhf_api.placement import Placement, PlacementGroup
 from rlhf_api.pools import NodePool
 from rlhf_api.roles import Models, ReferenceSource, Role
@@ -34,6 +35,7 @@ def apply_defaults(job: RLHFJob) -> RLHFJob:
     placement = _placement(spec.placement or _colocated(pools[0], spec.algorithm.roles), pools)
     derived = {
         "models": _models(spec.models, spec.algorithm, placement),
+        "data": _data(spec.data),
         "algorithm": _algorithm(spec),
         "training": _training(spec.training, spec.algorithm),
         "node_pools": pools,
@@ -51,6 +53,13 @@ def _models(models: Models, algorithm: Algorithm, placement: Placement) -> Model
     if algorithm.ppo and critic is None:
         critic = policy
     return models.model_copy(update={"critic": critic, "reference": reference})
+
+
+def _data(data: Data) -> Data:
+    evaluation = data.evaluation
+    if evaluation and evaluation.max_response_length is None:
+        evaluation = evaluation.model_copy(update={"max_response_length": data.max_response_length})
+    return data.model_copy(update={"evaluation": evaluation})
 
 
 def _algorithm(spec: RLHFJobSpec) -> Algorithm:

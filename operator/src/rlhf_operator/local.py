@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlhf_api import FieldError, RLHFJob, RLHFJobSpec, SpecError
+from rlhf_api.data import Data, Prompts
+from rlhf_api.rewards import Reward
 from rlhf_api.roles import ModelSource, ReferenceSource
 from rlhf_api.spec import Storage
 
@@ -142,14 +144,31 @@ def _with_local_paths(spec: RLHFJobSpec, places: _Places) -> RLHFJobSpec:
     checkpoint = spec.checkpoint
     if checkpoint and posixpath.isabs(checkpoint.path):  # any other starts at the run's folder
         checkpoint = checkpoint.model_copy(update={"path": places.resolve(checkpoint.path)})
-    prompts = spec.data.prompts.model_copy(update={"path": places.resolve(spec.data.prompts.path)})
     return spec.model_copy(
         update={
             "models": spec.models.model_copy(update=update),
-            "data": spec.data.model_copy(update={"prompts": prompts}),
+            "data": _with_local_prompts(spec.data, places),
+            "rewards": [_with_local_model(reward, places) for reward in spec.rewards],
             "checkpoint": checkpoint,
         }
     )
+
+
+def _with_local_prompts(data: Data, places: _Places) -> Data:
+    def local(prompts: Prompts) -> Prompts:
+        return prompts.model_copy(update={"path": places.resolve(prompts.path)})
+
+    evaluation = data.evaluation
+    if evaluation:
+        evaluation = evaluation.model_copy(update={"prompts": local(evaluation.prompts)})
+    return data.model_copy(update={"prompts": local(data.prompts), "evaluation": evaluation})
+
+
+def _with_local_model(reward: Reward, places: _Places) -> Reward:
+    if reward.model is None:
+        return reward
+    model = reward.model.model_copy(update={"path": str(places.local(reward.model.path))})
+    return reward.model_copy(update={"model": model})
 
 
 def _missing_files(spec: RLHFJobSpec, places: _Places) -> Iterator[FieldError]:
@@ -158,12 +177,15 @@ def _missing_files(spec: RLHFJobSpec, places: _Places) -> Iterator[FieldError]:
         "critic": spec.models.critic,
         "reference": spec.models.reference,
     }
-    needs = [
-        (f"spec.models.{role}.path", source.path, "config.json", "a model folder with a config.json")
-        for role, source in sources.items()
-        if source
-    ]
-    needs.append(("spec.data.prompts.path", spec.data.prompts.path, "", "a JSONL file that exists"))
+    models = {f"spec.models.{role}.path": source.path for role, source in sources.items() if source}
+    models |= {
+        f"spec.rewards[{i}].model.path": reward.model.path for i, reward in enumerate(spec.rewards) if reward.model
+    }
+    prompts = {"spec.data.prompts.path": spec.data.prompts.path}
+    if spec.data.evaluation:
+        prompts["spec.data.evaluation.prompts.path"] = spec.data.evaluation.prompts.path
+    needs = [(field, path, "config.json", "a model folder with a config.json") for field, path in models.items()]
+    needs += [(field, path, "", "a JSONL file that exists") for field, path in prompts.items()]
     for field, path, marker, expected in needs:
         if path is not None and (problem := places.problem(field, path, marker, expected)):
             yield problem

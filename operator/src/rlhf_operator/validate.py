@@ -199,14 +199,15 @@ def _sample_in_micro_batch(spec: RLHFJobSpec) -> Iterator[FieldError]:
 
 
 def _sample_in_positions(spec: RLHFJobSpec) -> Iterator[FieldError]:
-    tokens = spec.data.max_prompt_length + spec.data.max_response_length
+    trained = spec.data.max_prompt_length + spec.data.max_response_length
     models = {"policy": spec.models.policy, "critic": spec.models.critic, "reference": spec.models.reference}
     for role, model in models.items():
         positions = model.random.config.get("max_position_embeddings") if model and model.random else None
+        tokens = spec.data.longest_sequence if role == "policy" else trained  # the others see no evaluation
         if isinstance(positions, int) and positions < tokens:
             path = f"spec.models.{role}.random.config.max_position_embeddings"
-            expected = f"at least {tokens} (maxPromptLength plus maxResponseLength)"
-            yield FieldError(path, str(positions), expected, "raise it, or lower spec.data.maxResponseLength")
+            expected = f"at least {tokens} (maxPromptLength plus the longest maxResponseLength)"
+            yield FieldError(path, str(positions), expected, "raise it, or lower maxResponseLength")
 
 
 def _checkpoints_can_be_written(spec: RLHFJobSpec) -> Iterator[FieldError]:

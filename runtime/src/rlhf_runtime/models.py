@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -106,11 +107,15 @@ def stop_token_ids(folder: Path, tokenizer: "PreTrainedTokenizerFast") -> tuple[
     return tuple(dict.fromkeys([tokenizer.eos_token_id, *more]))
 
 
-def load_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
+def load_tokenizer(folder: Path, special: Sequence[str] = ("pad", "eos")) -> "PreTrainedTokenizerFast":
     """The tokenizer of a model folder, as its own `tokenizer.json` says where there is one.
 
+    Args:
+        folder: The model folder.
+        special: Kinds of tokens that it has to have.
+
     Raises:
-        InputError: when there is none, or it has no pad or end-of-sequence token.
+        InputError: when there is none, or it has no such token.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -121,7 +126,7 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
         raise InputError(
             f"{folder}: got no usable tokenizer ({error}); expected tokenizer.json. Fix: save the tokenizer there"
         ) from error
-    for kind in ("pad", "eos"):
+    for kind in special:
         if getattr(tokenizer, f"{kind}_token_id") is None:
             raise InputError(
                 f"{folder}/tokenizer_config.json: got no {kind} token; expected `{kind}_token`. "

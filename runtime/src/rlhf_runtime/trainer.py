@@ -10,6 +10,7 @@ version of the weights begins when all of it has ended.
 
 import logging
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from rlhf_runtime.checkpoint.saver import Saver
 from rlhf_runtime.checkpoint.store import CheckpointStore, Found
 from rlhf_runtime.data import PromptLoader, make_batch
 from rlhf_runtime.dynamic_sampling import fill_batch
+from rlhf_runtime.evaluation import AFTER, BEFORE, Evaluator, Look, evaluation_metrics
 from rlhf_runtime.experience import add_advantages, step_metrics
 from rlhf_runtime.export import export_checkpoint
 from rlhf_runtime.models import model_folder
@@ -35,7 +37,7 @@ from rlhf_runtime.single_controller import HealthMonitor, ResourcePoolManager
 from rlhf_runtime.single_controller.calls import Span, WorkerFuture
 from rlhf_runtime.single_controller.object_store import object_store_bytes
 from rlhf_runtime.timing import phase_seconds
-from rlhf_runtime.types import Prompt, StepMetrics
+from rlhf_runtime.types import PromptSets, StepMetrics
 from rlhf_runtime.weight_sync import SyncReport, sync_weights
 from rlhf_runtime.worker_groups import RoleGroups, spawn_worker_groups
 
@@ -52,12 +54,12 @@ NOTHING = Found()
 logger = logging.getLogger(__name__)
 
 
-def train(config: RuntimeConfig, prompts: list[Prompt], report: Report, found: Found = NOTHING) -> None:
+def train(config: RuntimeConfig, prompts: PromptSets, report: Report, found: Found = NOTHING) -> None:
     """Train a config to its end on the Ray that this process is connected to, and report on it.
 
     Args:
         config: The job.
-        prompts: Its training prompts.
+        prompts: Its prompts.
         report: Not started yet.
         found: The checkpoint to go on from, if any.
 
@@ -85,11 +87,11 @@ def train(config: RuntimeConfig, prompts: list[Prompt], report: Report, found: F
         trainer.export()
 
 
-def _origin(config: RuntimeConfig, prompts: list[Prompt]) -> dict[str, Any]:
+def _origin(config: RuntimeConfig, prompts: PromptSets) -> dict[str, Any]:
     """What checkpoints say that they were trained from; nothing without checkpoints, as large files are read for it."""
     if config.checkpoint is None:
         return {}
-    return trained_from(config, {role: model_folder(config, role) for role in config.models.by_role}, prompts)
+    return trained_from(config, {role: model_folder(config, role) for role in config.models.by_role}, prompts.training)
 
 
 def _store(config: RuntimeConfig, found: Found) -> CheckpointStore | None:
@@ -114,10 +116,11 @@ def _tell_done(config: RuntimeConfig, checkpoint: Checkpoint) -> None:
 class Trainer:
     """The single controller of a run: one driver that commands the worker groups of all roles."""
 
-    def __init__(self, config: RuntimeConfig, prompts: list[Prompt], report: Report, health: HealthMonitor) -> None:
+    def __init__(self, config: RuntimeConfig, prompts: PromptSets, report: Report, health: HealthMonitor) -> None:
         self.config = config
         self.health = health
-        self.prompts = PromptLoader(prompts, config.data.batch_size, config.seed)
+        self.prompts = PromptLoader(prompts.training, config.data.batch_size, config.seed)
+        self.held_out = prompts.evaluation
         self.lengths = ResponseLengths(config.data.max_response_length)
         self.report = report
         self.pools = ResourcePoolManager(config.groups, PLACEMENT_SECONDS)
@@ -125,6 +128,7 @@ class Trainer:
         self.version = 0
         self.kl_coefficient = config.algorithm.settings.kl.coefficient
         self.saver: Saver | None = None
+        self.evaluator: Evaluator | None = None
 
     def init_workers(self, checkpoint: Checkpoint | None) -> None:
         """Reserve the pools, start every role, and give the engines the policy's weights.
@@ -144,6 +148,8 @@ class Trainer:
         self.roles["policy"].connect_engines(self.roles["rollout"].workers)
         self.sync(self.version)
         self.take_spans()  # those of the start belong to no step
+        if self.config.data.evaluation:
+            self.evaluator = Evaluator(self.config, self.held_out, self.roles)
         logger.info("Ready after %.0f s, first step begins", time.perf_counter() - began)
 
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -165,6 +171,7 @@ class Trainer:
 
     def fit(self) -> None:
         """Run the steps that are left; each ends with the new weights in the engines, under its number as version."""
+        looks = self.look(0) if self.version == 0 else []
         for step in range(self.version + 1, self.config.training.steps + 1):
             start = time.time()
             batch, sampled = self.rollout()
@@ -180,9 +187,23 @@ class Trainer:
             metrics = step_metrics(step, batch, self.config, trained, synced, seconds, object_store_bytes())
             self.steer_kl(metrics, len(batch))
             samples = samples_of(batch, self.config.observability.samples_per_step)
+            looks += self.look(step)
             whole = Span("driver", None, f"step {step}", 0, start, end)
-            self.report.step(StepRecord(metrics, samples, [whole, *spans]))
+            self.report.step(record_of(metrics, samples, [whole, *spans], looks))
+            looks = []
             self.save(step)
+
+    def look(self, step: int) -> list[Look]:
+        """Evaluate the policy after a step, if it is to have that; 0 is before the first."""
+        if self.evaluator is None or not self.evaluator.due(step):
+            return []
+        start, prefix = time.time(), AFTER if step else BEFORE
+        batch = self.evaluator.run(self.version)
+        metrics = evaluation_metrics(batch, prefix) | {f"time/{prefix}": time.time() - start}
+        if step == 0:
+            logger.info("Held-out prompts before the first step: reward %.3f", metrics[f"{prefix}/reward_mean"])
+        samples = samples_of(batch, self.config.observability.samples_per_step)
+        return [Look(metrics, samples, self.take_spans())]
 
     def rollout(self) -> tuple[DataProto, dict[str, float]]:
         """The step's prompts and their responses, with dynamic sampling scored ones, and metrics of how they came."""
@@ -287,6 +308,17 @@ class Trainer:
         folder = Path(self.config.run_dir) / EXPORT
         self.roles["policy"].export(str(folder))
         logger.info(EXPORTED, folder)
+
+
+def record_of(
+    metrics: StepMetrics, samples: Sequence[Sample], spans: Sequence[Span], looks: Sequence[Look]
+) -> StepRecord:
+    """What is told of a step and the evaluations before and after it."""
+    told = dict(metrics)
+    for look in looks:
+        told |= look.metrics
+    spans = [*spans, *(span for look in looks for span in look.spans)]
+    return StepRecord(told, samples, spans, held_out=[sample for look in looks for sample in look.samples])
 
 
 def samples_of(batch: DataProto, count: int) -> list[Sample]:

@@ -29,6 +29,16 @@ class Prompt:
     """The row's other fields, for reward functions."""
 
 
+@dataclass(frozen=True)
+class PromptSets:
+    """The prompts of a job."""
+
+    training: list[Prompt]
+    """What is trained on."""
+    evaluation: list[Prompt] = field(default_factory=list)
+    """Held-out ones, if any."""
+
+
 class Rollout(TypedDict):
     """Columns once responses were generated."""
 

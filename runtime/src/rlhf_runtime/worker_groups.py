@@ -1,7 +1,8 @@
 """From the plan's groups to worker groups: which class runs a role, and which roles share a process.
 
 Training roles of a group share one process and its GPU. A rollout engine is always a process of its own: beside
-training roles it takes no GPU from Ray and sees those of its siblings. A reward worker computes with Python alone.
+training roles it takes no GPU from Ray and sees those of its siblings. A reward worker computes with Python alone,
+unless there are reward models: then it uses the bundle's GPU too, which is its siblings' where it has some.
 """
 
 from rlhf_api import RuntimeConfig
@@ -66,6 +67,8 @@ def _spawn_group(config: RuntimeConfig, group: WorkerGroup, pool: RayResourcePoo
             health=health,
         )
         roles |= training.spawn(shared)
+    if "reward" in init and training:
+        roles["reward"] = _reward_group(config, group, pool, health, training)
     if "rollout" in init:
         roles["rollout"] = RayWorkerGroup(
             pool,
@@ -77,14 +80,29 @@ def _spawn_group(config: RuntimeConfig, group: WorkerGroup, pool: RayResourcePoo
             bundles_per_worker=group.workers // config.engines,
             health=health,
         )
-    if "reward" in init:
-        roles["reward"] = RayWorkerGroup(
-            pool,
-            init["reward"],
-            name=f"{group.name}/reward",
-            device="cpu",
-            num_cpus=1,
-            num_gpus=0,
-            health=health,
-        )
+    if "reward" in init and not training:
+        roles["reward"] = _reward_group(config, group, pool, health, roles.get("rollout"))
     return roles
+
+
+def _reward_group(
+    config: RuntimeConfig,
+    group: WorkerGroup,
+    pool: RayResourcePool,
+    health: HealthMonitor,
+    siblings: RayWorkerGroup | None,
+) -> RayWorkerGroup:
+    on_gpu = group.device == "cuda" and group.gpus_per_worker > 0 and any(reward.model for reward in config.rewards)
+    reward = RayWorkerGroup(
+        pool,
+        RayClassWithInitArgs(RewardWorker, config),
+        name=f"{group.name}/reward",
+        device="cuda" if on_gpu else "cpu",
+        num_cpus=1,
+        num_gpus=None if on_gpu else 0,
+        visible_devices_from=siblings if on_gpu else None,
+        health=health,
+    )
+    if on_gpu and siblings:
+        reward.wait_ready()  # an engine on the same GPU measures what is left of its memory
+    return reward

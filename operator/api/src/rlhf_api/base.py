@@ -41,8 +41,6 @@ class ApiModel(BaseModel):
 
     `field: value` marks one value of a field in the same way.
     """
-    alternatives: ClassVar[frozenset[str]] = frozenset()
-    """Fields, planned ones too, that stand in for each other: where one is refused, none of them is called missing."""
 
 
 def field_problem(got: str, expected: str, fix: str) -> PydanticCustomError:

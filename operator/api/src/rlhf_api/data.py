@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from rlhf_api.base import ApiModel, PositiveInt, field_problem, require_exactly_one, require_json
+from rlhf_api.base import ApiModel, NonNegativeFloat, PositiveInt, field_problem, require_exactly_one, require_json
 
 
 def _check_row(row: Any) -> Any:
@@ -38,13 +38,38 @@ class Prompts(ApiModel):
         return self
 
 
+class Evaluation(ApiModel):
+    """Held-out prompts, and how they are answered: nothing is trained on the answers, so these may be truncated."""
+
+    prompts: Prompts
+    """The prompts; `data.maxPromptLength` holds for them too."""
+    every_steps: PositiveInt = 20
+    """Steps from one evaluation to the next; there is one before the first step and one after the last, too."""
+    samples_per_prompt: PositiveInt = 1
+    """Responses to each prompt."""
+    temperature: NonNegativeFloat = 0.0
+    """Sampling temperature; 0 takes the likeliest token."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling."""
+    max_response_length: PositiveInt | None = None
+    """Most tokens that are generated. Default: as in training."""
+
+    @model_validator(mode="after")
+    def _greedy_is_one_sample(self) -> Self:
+        if self.temperature == 0 and (self.samples_per_prompt > 1 or self.top_p < 1):
+            name = "samplesPerPrompt" if self.samples_per_prompt > 1 else "topP"
+            expected = "it with a temperature above 0: at 0 all samples of a prompt are the likeliest one"
+            raise field_problem(f"`{name}` with temperature 0", expected, f"raise `temperature`, or remove `{name}`")
+        return self
+
+
 class Data(ApiModel):
     """The prompts of a job and how they are batched."""
 
-    planned: ClassVar[frozenset[str]] = frozenset({"evaluation"})
-
     prompts: Prompts
     """Training prompts."""
+    evaluation: Evaluation | None = None
+    """Held-out prompts that the policy is measured on now and then."""
     batch_size: PositiveInt = 64
     """Prompts a step. Samples a step are this times `rollout.samplesPerPrompt`."""
     max_prompt_length: PositiveInt = 256
@@ -53,3 +78,9 @@ class Data(ApiModel):
     """Most tokens that are generated."""
     seed: int = 0
     """Seed of the order of prompts and of sampling. A random model has a seed of its own; a value head starts at 0."""
+
+    @property
+    def longest_sequence(self) -> int:
+        """Most tokens of a prompt and its response, in training and evaluation."""
+        evaluated = (self.evaluation and self.evaluation.max_response_length) or 0
+        return self.max_prompt_length + max(self.max_response_length, evaluated)

@@ -3,7 +3,7 @@
 import difflib
 import re
 import typing
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,18 +46,7 @@ def field_errors(model: type[BaseModel], error: ValidationError) -> list[FieldEr
 
     An unknown field is told apart from one that is known but not supported yet, and the nearest known name is offered.
     """
-    details = error.errors(include_url=False)
-    refused = {detail["loc"] for detail in details if detail["type"] == "extra_forbidden"}
-    return [_translate(model, detail) for detail in details if not _stood_in_for(model, detail, refused)]
-
-
-def _stood_in_for(model: type[BaseModel], detail: ErrorDetails, refused: Set[Location]) -> bool:
-    """Whether a field is missing only because a refused one was given in its place, which is error enough."""
-    if detail["type"] != "missing":
-        return False
-    *parent, name = detail["loc"]
-    alternatives = _model_at(model, parent).alternatives
-    return name in alternatives and any((*parent, other) in refused for other in alternatives)
+    return [_translate(model, detail) for detail in error.errors(include_url=False)]
 
 
 def _translate(model: type[BaseModel], detail: ErrorDetails) -> FieldError:

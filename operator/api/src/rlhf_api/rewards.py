@@ -46,15 +46,32 @@ class RewardFunction(ApiModel):
         return self
 
 
+class RewardModel(ApiModel):
+    """A sequence classifier with one output, which is the score of a prompt and its response."""
+
+    path: str
+    """A Hugging Face folder: config, safetensors and the classifier's own tokenizer."""
+    format: Literal["text", "chat"] = "text"
+    """What the classifier reads. `text`: the response right after the prompt; `chat`: a message of the user and one of
+    the assistant, as the tokenizer's chat template writes them."""
+
+
 class Reward(ApiModel):
     """One term of the reward: weight times score."""
 
-    planned: ClassVar[frozenset[str]] = frozenset({"model", "remote"})
-    alternatives: ClassVar[frozenset[str]] = frozenset({"function", "model", "remote"})
+    planned: ClassVar[frozenset[str]] = frozenset({"remote"})
 
     name: DnsLabel
     """Its name in metrics."""
     weight: float = 1.0
     """Factor of the score in the total."""
-    function: RewardFunction
-    """What computes the score."""
+    function: RewardFunction | None = None
+    """Python that computes the score."""
+    model: RewardModel | None = None
+    """A model that computes it."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        sources = (("function", self.function), ("model", self.model))
+        require_exactly_one((name for name, value in sources if value is not None), (name for name, _ in sources))
+        return self

@@ -58,7 +58,7 @@ class EngineSettings:
         return cls(
             device=config.group_of("rollout").device,
             transport=config.weight_sync.transport,
-            max_model_len=config.data.max_prompt_length + config.data.max_response_length,
+            max_model_len=config.data.longest_sequence,
             kv_cache_gib=config.rollout.kv_cache_gib,
             gpu_memory_utilization=config.rollout.gpu_memory_utilization,
             tensor_parallel_size=config.rollout.tensor_parallel_size,
@@ -75,6 +75,8 @@ class Sampling:
     """Most tokens of a response."""
     stop_token_ids: tuple[int, ...]
     """Tokens that end a response and are its last."""
+    top_p: float = 1.0
+    """Share of the probability that the likeliest tokens are drawn from."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,7 @@ class VLLMEngine:
         parameters = [
             SamplingParams(
                 temperature=sampling.temperature,
+                top_p=sampling.top_p,
                 max_tokens=sampling.max_tokens,
                 stop_token_ids=list(sampling.stop_token_ids),
                 seed=seed,
@@ -156,13 +159,21 @@ class VLLMEngine:
         """
         if not self._paused:
             raise WeightSyncError("rollout: got new weights while generating; expected a paused engine. Fix: pause it")
+        self.forget()
+        self._llm.update_weight_version(str(version))
+        self._version = version
+
+    def forget(self) -> None:
+        """Empty the prefix cache.
+
+        Raises:
+            WeightSyncError: when that cannot be done.
+        """
         if not self._llm.reset_prefix_cache():
             raise WeightSyncError(
                 "rollout: got a prefix cache that is still in use; expected none after an update, as it holds "
                 "states of older weights. Fix: wait for running requests before a sync"
             )
-        self._llm.update_weight_version(str(version))
-        self._version = version
 
     def received_weights(self) -> list[ReceivedWeights]:
         """What the last update brought, one record a worker of the engine.

@@ -12,7 +12,7 @@ from rich.text import Text
 from rlhf_api import RuntimeConfig
 
 from rlhf_runtime.report.sink import Sample, StepRecord
-from rlhf_runtime.report.summary import Summary
+from rlhf_runtime.report.summary import Summary, evaluation_course, seconds_of
 from rlhf_runtime.types import StepMetrics
 
 _PACKAGE_LOG = logging.getLogger("rlhf_runtime")
@@ -102,6 +102,8 @@ def step_line(metrics: StepMetrics, steps: int, eta: str) -> str:
         parts.append(f"{metrics['tokens_per_second']:.0f} tok/s")
     phases = " ".join(f"{name} {seconds:.1f}" for name, seconds in _phases(metrics))
     parts.append(f"{metrics.get('time/step', 0.0):.1f} s ({phases})")
+    if "eval/reward_mean" in metrics:
+        parts.append(f"held-out reward {metrics['eval/reward_mean']:.3f} in {metrics['time/eval']:.1f} s")
     return "  ".join([*parts, f"eta {eta}"])
 
 
@@ -123,6 +125,8 @@ def _details(rows: Sequence[StepMetrics], samples: Sequence[Sample]) -> Renderab
     grid.add_column(style="dim")
     grid.add_column(overflow="ellipsis", no_wrap=True)
     grid.add_row("reward", Text.assemble((format(rewards[-1], ".3f"), "bold"), "  ", (sparkline(rewards), "green")))
+    if held_out := [value for _, value in evaluation_course(rows)]:
+        grid.add_row("held out", Text.assemble((format(held_out[-1], ".3f"), "bold"), "  ", sparkline(held_out)))
     grid.add_row(
         "policy", _pairs(metrics, ("kl", ".4f"), ("entropy", ".2f"), ("policy_loss", ".4f"), ("clip_fraction", ".3f"))
     )
@@ -153,7 +157,7 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
 
 
 def _recent_step_seconds(rows: Sequence[StepMetrics]) -> float:
-    recent = [float(row.get("time/step", 0.0)) for row in rows[-RECENT:]]
+    recent = [seconds_of(row) for row in rows[-RECENT:]]
     return sum(recent) / len(recent)
 
 

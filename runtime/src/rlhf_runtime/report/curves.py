@@ -9,7 +9,7 @@ from rlhf_api import RuntimeConfig
 
 from rlhf_runtime.report.console import PHASES
 from rlhf_runtime.report.sink import StepRecord
-from rlhf_runtime.report.summary import Summary
+from rlhf_runtime.report.summary import Summary, evaluation_course
 from rlhf_runtime.types import StepMetrics
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def draw(rows: Sequence[StepMetrics], title: str, path: Path) -> None:
     FigureCanvasAgg(figure)
     figure.suptitle(title, color=INK, fontsize=14)
     reward, kl, entropy, losses, critic, times = figure.subplots(2, 3).flat
+    _held_out(reward, rows)
     _panel(reward, rows, "Reward", [("reward_mean", "mean of the step")], smooth=True)
     _panel(kl, rows, "KL to the reference", [("kl", "kl")])
     _panel(entropy, rows, "Entropy (nats a token)", [("entropy", "entropy")])
@@ -84,6 +85,13 @@ def _panel(
         axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", va="center", color=INK)
     elif drawn > 1 or smooth:
         axes.legend(frameon=False, labelcolor=INK)
+
+
+def _held_out(axes: "Axes", rows: Sequence[StepMetrics]) -> None:
+    """Points of the evaluations, the first of them at step 0."""
+    if course := evaluation_course(rows):
+        steps, values = zip(*course, strict=True)
+        axes.plot(steps, values, color=COLORS[1], marker="D", markersize=5, linestyle=":", label="held-out prompts")
 
 
 def _times(axes: "Axes", rows: Sequence[StepMetrics]) -> None:

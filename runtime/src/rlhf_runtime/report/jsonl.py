@@ -54,11 +54,13 @@ class MetricsFile(_JsonLines):
 
 
 class SamplesFile(_JsonLines):
-    """`samples.jsonl`: a few responses of each step, to be read."""
+    """`samples.jsonl`: a few responses of each step, and marked ones of each evaluation, to be read."""
 
     def step(self, record: StepRecord) -> None:
         """Write one line a sample."""
-        self._write([{"step": record.metrics["step"], **asdict(sample)} for sample in record.samples])
+        step = record.metrics["step"]
+        self._write([{"step": step, **asdict(sample)} for sample in record.samples])
+        self._write([{"step": step, **asdict(sample), "evaluation": True} for sample in record.held_out])
 
     def _kept(self, earlier: Sequence[StepMetrics]) -> Sequence[Mapping[str, object]]:
         records = read_lines(self._path) if earlier else []

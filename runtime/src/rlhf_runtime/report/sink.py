@@ -35,6 +35,8 @@ class StepRecord:
     """Some of its responses."""
     spans: Sequence[Span]
     """Which worker worked on what, and when."""
+    held_out: Sequence[Sample] = ()
+    """Some of the responses to held-out prompts, where there was an evaluation."""
 
 
 class Sink(Protocol):

@@ -41,10 +41,14 @@ class Summary:
     """The same over the last steps."""
     kl_last: float | None
     """Mean KL to the reference over the last steps, in nats a token."""
+    evaluation_first: float | None
+    """Mean reward on held-out prompts before the first step."""
+    evaluation_last: float | None
+    """The same at the last evaluation."""
     response_tokens: int
-    """Tokens generated."""
+    """Tokens generated in training."""
     seconds: float
-    """Sum of the steps' durations."""
+    """Sum of the durations of steps and evaluations."""
     weight_version: int | None
     """Version of the weights at the end."""
     sync_path: str | None
@@ -63,6 +67,8 @@ class Summary:
         if self.explained_variance_first is not None and self.explained_variance_last is not None:
             change = f"{self.explained_variance_first:.2f} -> {self.explained_variance_last:.2f}"
             lines.append(f"Critic's explained variance {change}.")
+        if self.evaluation_first is not None and self.evaluation_last is not None:
+            lines.append(f"Reward on held-out prompts {self.evaluation_first:.4f} -> {self.evaluation_last:.4f}.")
         if self.kl_last is not None:
             lines.append(f"KL to the reference {self.kl_last:.4f} at the end.")
         return "\n".join(lines)
@@ -93,6 +99,7 @@ def summarize(rows: Sequence[StepMetrics], planned_steps: int) -> Summary:
     before, after = _finite(first, "reward_mean"), _finite(last, "reward_mean")
     reward_first, reward_last = _mean(before), _mean(after)
     error = _standard_error(before, after)
+    held_out = [value for _, value in evaluation_course(rows)]
     return Summary(
         steps=len(rows),
         planned_steps=planned_steps,
@@ -106,11 +113,24 @@ def summarize(rows: Sequence[StepMetrics], planned_steps: int) -> Summary:
         explained_variance_first=_mean(_finite(first, "explained_variance")),
         explained_variance_last=_mean(_finite(last, "explained_variance")),
         kl_last=_mean(_finite(last, "kl")),
+        evaluation_first=held_out[0] if held_out else None,
+        evaluation_last=held_out[-1] if held_out else None,
         response_tokens=int(sum(_finite(rows, "response_tokens"))),
-        seconds=sum(_finite(rows, "time/step")),
+        seconds=sum(map(seconds_of, rows)),
         weight_version=int(rows[-1]["weight_version"]) if rows and "weight_version" in rows[-1] else None,
         sync_path=str(rows[-1]["sync_path"]) if rows and "sync_path" in rows[-1] else None,
     )
+
+
+def evaluation_course(rows: Sequence[StepMetrics]) -> list[tuple[int, float]]:
+    """Steps and mean rewards of the evaluations; 0 is before the first step."""
+    keys = ((-1, "eval/start/reward_mean"), (0, "eval/reward_mean"))
+    return [(int(row["step"]) + shift, value) for row in rows for shift, key in keys for value in _finite([row], key)]
+
+
+def seconds_of(row: StepMetrics) -> float:
+    """How long a step took, with its evaluations."""
+    return sum(sum(_finite([row], key)) for key in ("time/step", "time/eval", "time/eval/start"))
 
 
 def _verdict(first: float | None, last: float | None, error: float | None) -> Verdict:

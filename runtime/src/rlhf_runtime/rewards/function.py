@@ -90,6 +90,7 @@ def resolve(reward: Reward) -> RewardTerm:
     Raises:
         InputError: when there is no such module or attribute, its import fails, or it cannot be called.
     """
+    assert reward.function is not None, "a term without a function"
     if reward.function.name is not None:
         function = RULES.get(reward.function.name)
         if function is None:
@@ -101,7 +102,9 @@ def resolve(reward: Reward) -> RewardTerm:
     return RewardTerm(reward.name, reward.weight, import_path, _imported(reward, import_path))
 
 
-def column_problems(reward: Reward, term: RewardTerm, rows: Sequence[Mapping[str, Any]]) -> list[FieldError]:
+def column_problems(
+    reward: Reward, term: RewardTerm, rows: Sequence[Mapping[str, Any]], source: str
+) -> list[FieldError]:
     """Whether the function can be called with the columns of these rows.
 
     A user's own function is given None where a row lacks a column that others have; a shipped rule needs it in each.
@@ -110,13 +113,15 @@ def column_problems(reward: Reward, term: RewardTerm, rows: Sequence[Mapping[str
         reward: the term as the manifest has it.
         term: the same, resolved.
         rows: columns of all rows.
+        source: where they come from, in the words of the manifest.
     """
+    assert reward.function is not None, "a term without a function"
     present = dict.fromkeys(name for row in rows for name in row)
     path = _path(reward, "name" if reward.function.name else "importPath")
     try:
         inspect.signature(term.function).bind([], [], **present)
     except TypeError as error:
-        got = f"a function that cannot be called with the data's columns ({error})"
+        got = f"a function that cannot be called with the columns of {source} ({error})"
         expected = f"f(prompts, responses, {', '.join(present) + ', ' if present else ''}**columns)"
         return [FieldError(path, got, expected, "change its parameters, or add the column to the data")]
     except ValueError:  # a builtin without a signature
@@ -127,7 +132,7 @@ def column_problems(reward: Reward, term: RewardTerm, rows: Sequence[Mapping[str
     for name in [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]:
         lacking = [index for index, row in enumerate(rows) if row.get(name) is None]
         if lacking:
-            got = f"{len(lacking)} rows without `{name}`, the first of them row {lacking[0] + 1}"
+            got = f"{len(lacking)} rows without `{name}`, the first of them row {lacking[0] + 1} of {source}"
             return [FieldError(path, got, f"`{name}` in each row", f"add `{name}` to them")]
     return []
 

@@ -1,6 +1,6 @@
-"""The reward role: calls the job's reward functions and adds up their scores."""
+"""The reward role: calls the job's reward functions and models, and adds up their scores."""
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -8,27 +8,39 @@ from rlhf_api import RuntimeConfig
 
 from rlhf_runtime.errors import RewardError
 from rlhf_runtime.protocol import VALID, DataProto
-from rlhf_runtime.rewards.function import extend_path, resolve
+from rlhf_runtime.rewards import model_path
+from rlhf_runtime.rewards.function import RewardTerm, extend_path, resolve
 from rlhf_runtime.single_controller.decorator import Dispatch, register
 from rlhf_runtime.single_controller.worker import Worker
 
+if TYPE_CHECKING:
+    from rlhf_runtime.rewards.model import ModelTerm
+
 
 class RewardWorker(Worker):
-    """Scores responses with the job's reward functions, found once.
+    """Scores responses with the job's reward functions and models, found once; models compute on the group's device.
 
     Raises:
-        InputError: when a function cannot be found or imported here.
+        InputError: when a function cannot be found or imported here, or a model cannot be loaded.
     """
 
     needs_process_group: ClassVar[bool] = False
 
     def __init__(self, config: RuntimeConfig) -> None:
         extend_path(config.python_path)
-        self._terms = [resolve(reward) for reward in config.rewards]
+        self._terms = [self._term(index, config) for index in range(len(config.rewards))]
+
+    def _term(self, index: int, config: RuntimeConfig) -> "RewardTerm | ModelTerm":
+        reward = config.rewards[index]
+        if reward.model is None:
+            return resolve(reward)
+        from rlhf_runtime.rewards.model import ModelTerm  # transformers, which functions do without
+
+        return ModelTerm(reward, model_path(index), self.device, config.training.micro_batch_tokens)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def score(self, batch: DataProto) -> DataProto:
-        """Score each response; rows that only pad the batch are kept from the functions and get 0.
+        """Score each response; rows that only pad the batch are kept from the terms and get 0.
 
         Args:
             batch: non-tensors `prompt`, `response` ([B] str) and `columns` ([B] dict).
@@ -37,7 +49,7 @@ class RewardWorker(Worker):
             `scores` [B] float32, the weighted sum, and the unweighted `reward/<name>` [B] float32 of each term.
 
         Raises:
-            RewardError: when a function raises or returns something that is not one finite number a response.
+            RewardError: when a term does not come to one finite number a response.
         """
         valid = batch.batch[VALID].numpy() if VALID in batch.columns else np.ones(len(batch), dtype=bool)  # [B]
         prompts, responses, columns = (batch.non_tensor_batch[key][valid] for key in ("prompt", "response", "columns"))

@@ -4,6 +4,7 @@ import hashlib
 from typing import Any, ClassVar
 
 import torch
+from rlhf_api.data import Evaluation
 from rlhf_api.runtime_config import RuntimeConfig
 
 from rlhf_runtime.balancing import BALANCED
@@ -15,6 +16,9 @@ from rlhf_runtime.single_controller.decorator import Dispatch, register
 from rlhf_runtime.single_controller.worker import Worker
 from rlhf_runtime.weight_sync.client import raise_failure
 from rlhf_runtime.weight_sync.verify import ReceivedWeights
+
+HELD_OUT = -1
+"""Stands for the version in the seeds of evaluation; no weights have it."""
 
 
 class RolloutWorker(Worker):
@@ -35,11 +39,9 @@ class RolloutWorker(Worker):
         folder = model_folder(config, "policy")
         self._tokenizer = load_tokenizer(folder)
         self._seed = config.seed
-        self._sampling = Sampling(
-            temperature=config.rollout.temperature,
-            max_tokens=config.data.max_response_length,
-            stop_token_ids=stop_token_ids(folder, self._tokenizer),
-        )
+        stops = stop_token_ids(folder, self._tokenizer)
+        self._sampling = Sampling(config.rollout.temperature, config.data.max_response_length, stops)
+        self._held_out = _sampling_of(config.data.evaluation, stops) if config.data.evaluation else None
         self._engine = VLLMEngine(folder, EngineSettings.of(config))
 
     @register(BALANCED, blocking=False)
@@ -58,9 +60,24 @@ class RolloutWorker(Worker):
         Raises:
             WeightSyncError: when the engine is paused or holds another version.
         """
+        return self._respond(batch, self._sampling, version, seed_version=version)
+
+    @register(BALANCED, blocking=False)
+    def evaluate(self, batch: DataProto, version: int) -> DataProto:
+        """One response a row to held-out prompts, sampled as `data.evaluation` says.
+
+        What is drawn for a row depends on its `sample_index` and the job's seed alone, so that versions compare.
+        Nothing of it is left in the engine. Arguments, result and errors are those of `generate`.
+        """
+        assert self._held_out is not None, "a job without evaluation"
+        answered = self._respond(batch, self._held_out, version, seed_version=HELD_OUT)
+        self._engine.forget()
+        return answered
+
+    def _respond(self, batch: DataProto, sampling: Sampling, version: int, seed_version: int) -> DataProto:
         prompts = [row.tolist() for row in batch.batch["prompt_ids"].unbind()]
-        seeds = [sample_seed(self._seed, version, index) for index in batch.batch["sample_index"].tolist()]
-        responses = self._engine.generate(prompts, seeds, self._sampling, version)
+        seeds = [sample_seed(self._seed, seed_version, index) for index in batch.batch["sample_index"].tolist()]
+        responses = self._engine.generate(prompts, seeds, sampling, version)
         texts = self._tokenizer.batch_decode([r.token_ids for r in responses], skip_special_tokens=True)
         return DataProto.from_dict(
             {
@@ -106,6 +123,11 @@ class RolloutWorker(Worker):
             WeightSyncError: when a worker failed in it.
         """
         raise_failure(self._engine.llm.collective_rpc("attempt_transfer", args=(step, info)))
+
+
+def _sampling_of(evaluation: Evaluation, stops: tuple[int, ...]) -> Sampling:
+    assert evaluation.max_response_length is not None, "a default that the planner derives"
+    return Sampling(evaluation.temperature, evaluation.max_response_length, stops, evaluation.top_p)
 
 
 def sample_seed(seed: int, version: int, sample_index: int) -> int:
