@@ -19,7 +19,7 @@ class InputError(RLHFError):
 
 
 class RewardError(RLHFError):
-    """A reward function raised, returned something else than one finite number a response, or tells too few apart."""
+    """A reward function raised, or a reward is not one finite number a response, or tells too few of them apart."""
 
     exit_code = 3
 

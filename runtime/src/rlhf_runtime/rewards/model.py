@@ -21,7 +21,6 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICA
 from transformers.utils import logging as hf_logging
 
 from rlhf_runtime.errors import InputError, RewardError
-from rlhf_runtime.micro_batches import cut
 from rlhf_runtime.models import load_tokenizer
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ class ModelTerm:
         """
         tokens = self._tokenize(prompts, responses)
         scores = torch.zeros(len(tokens))
-        for rows in cut([len(row) for row in tokens], self._micro_batch_tokens):
+        for rows in _micro_batches([len(row) for row in tokens], self._micro_batch_tokens):
             scores[rows] = self._forward([tokens[row] for row in rows])
         for row in (~scores.isfinite()).nonzero().flatten().tolist():
             fix = "copy its weights again, or choose another model"
@@ -190,6 +189,19 @@ def _load(files: ModelFiles, path: str) -> torch.nn.Module:
         raise _input_error(path, f"no weights for {', '.join(missing[:5])} in {files.folder}", "all of the model's")
     classifier: torch.nn.Module = network.eval()
     return classifier
+
+
+def _micro_batches(lengths: Sequence[int], tokens: int) -> list[list[int]]:
+    """Rows by length, cut so that rows times the longest stays within `tokens`; a longer row stands alone."""
+    batches: list[list[int]] = []
+    longest = 0
+    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
+        if batches and longest * (len(batches[-1]) + 1) <= tokens:
+            batches[-1].append(row)
+        else:
+            batches.append([row])
+            longest = lengths[row]
+    return batches
 
 
 def _conversation(tokenizer: "PreTrainedTokenizerFast", prompt: str, response: str) -> str:
