@@ -102,6 +102,9 @@ class Run:
             with self._news:
                 self.lines.append(line)
                 self._news.notify_all()
+        self.process.wait()
+        with self._news:
+            self._news.notify_all()
 
     @property
     def text(self) -> str:

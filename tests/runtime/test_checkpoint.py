@@ -29,7 +29,8 @@ from rlhf_runtime.single_controller.calls import WorkerFuture
 from rlhf_runtime.types import Prompt
 from rlhf_runtime.workers.critic import CriticWorker
 from rlhf_runtime.workers.policy import PolicyWorker
-from rlhf_runtime.workers.trained import TrainedWorker
+from rlhf_runtime.workers.reward import RewardWorker
+from rlhf_runtime.workers.saved import SavedWorker
 from transformers import AutoModelForCausalLM
 
 STATE = DriverState(prompts={"yielded": 3}, response_lengths={"mean": 0.1}, kl_coefficient=0.1 + 0.2)
@@ -44,6 +45,7 @@ FILES = [
     "model/tokenizer.json",
     "model/tokenizer_config.json",
     "policy-00000-of-00001.safetensors",
+    "reward-00000-of-00001.safetensors",
 ]
 
 
@@ -52,7 +54,7 @@ class Group:
 
     world_size = 1
 
-    def __init__(self, worker: TrainedWorker) -> None:
+    def __init__(self, worker: SavedWorker) -> None:
         self.worker = worker
 
     def save(self, folder: str) -> WorkerFuture:
@@ -78,7 +80,11 @@ def config(make_config) -> RuntimeConfig:
 
 @pytest.fixture(scope="module")
 def groups(config: RuntimeConfig) -> dict[str, Group]:
-    return {"policy": Group(PolicyWorker(config)), "critic": Group(CriticWorker(config))}
+    return {
+        "policy": Group(PolicyWorker(config)),
+        "critic": Group(CriticWorker(config)),
+        "reward": Group(RewardWorker(config)),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +138,7 @@ def test_a_checkpoint_is_whole_once_it_has_its_name(saver, tmp_path):
 
 def test_what_the_driver_knew_comes_back_to_the_bit(taken):
     checkpoint = CheckpointStore(taken, 3).find().checkpoint
-    assert (checkpoint.manifest.step, checkpoint.manifest.ranks) == (2, {"policy": 1, "critic": 1})
+    assert (checkpoint.manifest.step, checkpoint.manifest.ranks) == (2, {"policy": 1, "critic": 1, "reward": 1})
     assert DriverState.read(checkpoint.folder) == STATE
     rows = read_metrics(checkpoint.folder)
     assert [row["step"] for row in rows] == [1, 2]
@@ -281,6 +287,16 @@ def test_random_generators_come_back():
     drawn = draw()
     randomness.restore(state)
     assert draw() == drawn
+
+
+def test_a_reward_that_draws_goes_on_drawing(groups, taken):
+    reward = groups["reward"].worker
+    checkpoint = CheckpointStore(taken, 3).find().checkpoint
+    drawn = []
+    for _ in range(2):
+        reward.load(str(checkpoint.folder), checkpoint.manifest.ranks["reward"])
+        drawn.append(random.random())
+    assert drawn[0] == drawn[1]
 
 
 @pytest.mark.parametrize("moved", [False, True], ids=["in place", "moved aside"])

@@ -153,7 +153,7 @@ class Trainer:
         logger.info("Ready after %.0f s, first step begins", time.perf_counter() - began)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Put driver and trained roles into the state of a checkpoint."""
+        """Put driver and workers into the state of a checkpoint."""
         manifest, state = checkpoint.manifest, DriverState.read(checkpoint.folder)
         loading = [self.roles[role].load(str(checkpoint.folder), ranks) for role, ranks in manifest.ranks.items()]
         self.prompts.load_state_dict(state.prompts)
@@ -166,8 +166,8 @@ class Trainer:
 
     def save_to(self, store: CheckpointStore, origin: dict[str, Any]) -> None:
         """Take checkpoints from now on."""
-        trained = {role: self.roles[role] for role in ("policy", "critic") if role in self.roles}
-        self.saver = Saver(store, trained, model_folder(self.config, "policy"), origin)
+        saved = {role: self.roles[role] for role in ("policy", "critic", "reward") if role in self.roles}
+        self.saver = Saver(store, saved, model_folder(self.config, "policy"), origin)
 
     def fit(self) -> None:
         """Run the steps that are left; each ends with the new weights in the engines, under its number as version."""

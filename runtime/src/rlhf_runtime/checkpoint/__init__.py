@@ -9,6 +9,7 @@
         driver.json  metrics.jsonl              what the driver knows
         model/                                  config and tokenizer, so that `rlhf export` needs nothing else
         policy-00000-of-00002.safetensors       rows of every parameter and optimizer state, random generators
+        reward-00000-of-00001.safetensors       random generators
         critic-00000-of-00001.safetensors
 
 torch.distributed.checkpoint writes an index that only pickle reads, which runs whatever code the file holds. These are

@@ -53,7 +53,7 @@ class Manifest(ApiModel):
     weight_version: int
     """Version of the weights in the engines."""
     ranks: dict[str, int]
-    """How many ranks each trained role had."""
+    """How many ranks each role had."""
     trained_from: JsonObject
     """What it was trained from: see `identity.py`."""
     files: dict[str, FileRecord]

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class TrainedGroup(Protocol):
-    """The group of a trained role: see `TrainedWorker`."""
+class SavedGroup(Protocol):
+    """The group of a role that is saved: see `SavedWorker`."""
 
     world_size: int
 
@@ -55,7 +55,7 @@ class Saver:
 
     Args:
         store: Where they go.
-        groups: The trained roles.
+        groups: The roles that are saved.
         model: The policy's first folder.
         trained_from: What the job is: see `identity.py`.
     """
@@ -63,7 +63,7 @@ class Saver:
     def __init__(
         self,
         store: CheckpointStore,
-        groups: Mapping[str, TrainedGroup],
+        groups: Mapping[str, SavedGroup],
         model: Path,
         trained_from: Mapping[str, Any],
     ) -> None:

@@ -35,25 +35,30 @@ class Shard:
     """Of the whole tensor."""
 
 
+@dataclass(frozen=True)
+class State:
+    """What a rank saves."""
+
+    shards: Mapping[str, Shard]
+    """By tensor name; those without rows are left out."""
+    notes: Mapping[str, Any]
+    """Whatever JSON can hold."""
+
+
 def shard_file(role: str, rank: int, world_size: int) -> str:
     """Name of a rank's file."""
     return f"{role}-{rank:05d}-of-{world_size:05d}.safetensors"
 
 
-def write_shards(path: Path, shards: Mapping[str, Shard], notes: Mapping[str, Any]) -> FileRecord:
-    """Write a rank's file and wait until it is on the disk.
-
-    Args:
-        path: The file, in a folder that exists.
-        shards: By tensor name; those without rows are left out.
-        notes: Whatever JSON can hold.
+def write_shards(path: Path, state: State) -> FileRecord:
+    """Write a rank's file, in a folder that exists, and wait until it is on the disk.
 
     Raises:
         CheckpointError: when it cannot be written.
     """
-    filled = {name: shard for name, shard in shards.items() if shard.rows.numel()}
+    filled = {name: shard for name, shard in state.shards.items() if shard.rows.numel()}
     places = {name: [shard.first, shard.shape] for name, shard in filled.items()}
-    metadata = {"places": json.dumps(places), "notes": json.dumps(notes)}
+    metadata = {"places": json.dumps(places), "notes": json.dumps(state.notes)}
     try:
         save_file({name: shard.rows for name, shard in filled.items()}, path, metadata)
         path.chmod(path.parent.stat().st_mode & 0o666)  # as other files have it: safetensors leaves it to the owner

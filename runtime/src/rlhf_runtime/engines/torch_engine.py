@@ -8,7 +8,6 @@ tokens in row order. One path serves any world size and device.
 """
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -23,8 +22,7 @@ from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as hf_logging
 
 from rlhf_runtime.algorithms.losses import score_tokens
-from rlhf_runtime.checkpoint import randomness
-from rlhf_runtime.checkpoint.shards import BackgroundWrite, ShardReader, write_shards
+from rlhf_runtime.checkpoint.shards import ShardReader, State
 from rlhf_runtime.engines import training_state
 from rlhf_runtime.engines.optimizer import Step, Stepper
 from rlhf_runtime.engines.sequences import BLANK, Sequences
@@ -236,15 +234,13 @@ class TorchEngine:
             write_model(self.network, weights, self.folder, folder)
         dist.barrier()
 
-    def save(self, path: Path) -> BackgroundWrite:
-        """Copy this rank's state of training to the CPU, and write it to a file while training goes on."""
+    def state(self) -> State:
+        """This rank's rows of the state of training, copied to the CPU."""
         assert self.stepper is not None, "the engine was built without an optimizer"
-        shards = training_state.snapshot(self.module, self.stepper)
-        notes = {"optimizer_steps": self.stepper.steps, "random": randomness.capture()}
-        return BackgroundWrite(partial(write_shards, path, shards, notes))
+        return State(training_state.snapshot(self.module, self.stepper), {"optimizer_steps": self.stepper.steps})
 
-    def load(self, reader: ShardReader) -> None:
-        """Go on from a saved state of training. Ranks that did not save have random generators of their own.
+    def restore(self, reader: ShardReader) -> None:
+        """Go on from a saved state of training.
 
         Raises:
             CheckpointError: when it is not this model's.
@@ -252,8 +248,6 @@ class TorchEngine:
         assert self.stepper is not None, "the engine was built without an optimizer"
         training_state.restore(self.module, self.stepper, reader)
         self.stepper.steps = reader.notes[0]["optimizer_steps"]
-        if dist.get_rank() < len(reader.notes):
-            randomness.restore(reader.notes[dist.get_rank()]["random"])
 
     @torch.no_grad()
     def digests(self) -> dict[str, int]:

@@ -19,7 +19,7 @@ from rlhf_runtime.workers.minibatch import (
     sequences_of,
     token_mask,
 )
-from rlhf_runtime.workers.trained import TrainedWorker
+from rlhf_runtime.workers.saved import TrainedWorker
 
 
 class CriticWorker(TrainedWorker):

@@ -11,19 +11,20 @@ from rlhf_runtime.protocol import VALID, DataProto
 from rlhf_runtime.rewards import model_path
 from rlhf_runtime.rewards.function import RewardTerm, extend_path, resolve
 from rlhf_runtime.single_controller.decorator import Dispatch, register
-from rlhf_runtime.single_controller.worker import Worker
+from rlhf_runtime.workers.saved import SavedWorker
 
 if TYPE_CHECKING:
     from rlhf_runtime.rewards.model import ModelTerm
 
 
-class RewardWorker(Worker):
+class RewardWorker(SavedWorker):
     """Scores responses with the job's reward functions and models, found once; models compute on the group's device.
 
     Raises:
         InputError: when a function cannot be found or imported here, or a model cannot be loaded.
     """
 
+    role = "reward"
     needs_process_group: ClassVar[bool] = False
 
     def __init__(self, config: RuntimeConfig) -> None:
