@@ -106,7 +106,7 @@ def main() -> int:
 def _require_free(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(
-            f"{folder}: got something that is there; expected a free name. Fix: remove it or choose another"
+            f"{folder}: got a name that is taken; expected a free one. Fix: remove it or choose another"
         )
 
 
