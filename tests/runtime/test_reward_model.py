@@ -182,11 +182,17 @@ def test_files_that_are_not_there_are_told_at_once(make_config, tmp_path: Path) 
         (lambda folder: write(folder, num_labels=2), "a model of 2 outputs; expected a sequence classifier with one"),
         (lambda folder: change(write(folder), "config.json", model_type="vit"), "which transformers has no classifier"),
         (lambda folder: change(write(folder), "config.json", model_type="none"), "a config that cannot be read"),
+        (
+            lambda folder: change(
+                write(folder), "config.json", model_type="own", auto_map={"AutoConfig": "own.OwnConfig"}
+            ),
+            "a config that cannot be read",
+        ),
         (lambda folder: change(write(folder), "config.json", vocab_size=50), "got a vocabulary of 50; expected at"),
         (lambda folder: change(write(folder), "config.json", pad_token_id=7), "got pad token 7 in config.json; expect"),
         (lambda folder: change(write(folder), "tokenizer_config.json", pad_token=None), "got no pad token"),
     ],
-    ids=["outputs", "kind", "unknown", "vocabulary", "pad", "no pad"],
+    ids=["outputs", "kind", "unknown", "code of its own", "vocabulary", "pad", "no pad"],
 )
 def test_a_model_that_is_no_reward_model_is_told(make_config, tmp_path: Path, spoil, got: str) -> None:
     (line,) = refusals(make_config, spoil(tmp_path))

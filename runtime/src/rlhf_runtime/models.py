@@ -121,7 +121,7 @@ def load_tokenizer(folder: Path, special: Sequence[str] = ("pad", "eos")) -> "Pr
 
     loader = PreTrainedTokenizerFast if (folder / "tokenizer.json").exists() else AutoTokenizer
     try:
-        tokenizer = loader.from_pretrained(folder, local_files_only=True)
+        tokenizer = loader.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise InputError(
             f"{folder}: got no usable tokenizer ({error}); expected tokenizer.json. Fix: save the tokenizer there"

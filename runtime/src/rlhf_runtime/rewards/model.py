@@ -133,7 +133,7 @@ def read_files(model: RewardModel, path: str) -> ModelFiles:
     """
     folder = Path(model.path)
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise _input_error(path, f"a config that cannot be read ({_first_line(error)})", _CLASSIFIER) from error
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
@@ -178,6 +178,7 @@ def _load(files: ModelFiles, path: str) -> torch.nn.Module:
             config=files.config,
             dtype=torch.float32,
             local_files_only=True,
+            trust_remote_code=False,
             use_safetensors=True,
             output_loading_info=True,
         )
