@@ -56,6 +56,8 @@ def config(folder: Path) -> RuntimeConfig:
                 "policyOptimizer": optimizer,
                 "criticOptimizer": optimizer,
                 "microBatchTokens": 24,
+                "dtype": "float32",
+                "activationCheckpointing": False,
             },
             "groups": [{**group, "bundle": {"CPU": 1}, "strategy": "PACK", "fallback": []}],
             "engines": 1,

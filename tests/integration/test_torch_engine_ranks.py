@@ -67,6 +67,8 @@ def config(folder: Path) -> RuntimeConfig:
                 "policyOptimizer": optimizer,
                 "criticOptimizer": optimizer,
                 "microBatchTokens": 512,
+                "dtype": "float32",
+                "activationCheckpointing": False,
             },
             "groups": [{**group, "bundle": {"CPU": 1}, "strategy": "PACK", "fallback": []}],
             "engines": 1,

@@ -103,6 +103,13 @@ def test_the_constant_of_a_loss_is_that_of_dr_grpo(manifest, settings, constant)
     assert apply_defaults(full) == full
 
 
+def test_how_models_compute_reaches_the_runtime(manifest):
+    assert build_plan(RLHFJob.parse(manifest), "runs/job").config.training.dtype == "float32"
+    manifest["spec"]["training"] |= {"dtype": "bfloat16", "activationCheckpointing": True}
+    training = build_plan(RLHFJob.parse(manifest), "runs/job").config.training
+    assert (training.dtype, training.activation_checkpointing) == ("bfloat16", True)
+
+
 def test_placement_left_out_is_one_group_and_says_so(manifest):
     plan = build_plan(RLHFJob.parse(manifest), "runs/job")
     assert [group.group.name for group in plan.groups] == ["all"]

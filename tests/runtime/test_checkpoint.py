@@ -273,7 +273,8 @@ def test_what_was_trained_from_something_else_is_refused_by_name(config, make_co
 
 def test_steps_and_optimizers_may_change(config, make_config, taken):
     optimizer = {"learningRate": 0.5}
-    training = {"steps": 99, "policyOptimizer": optimizer, "criticOptimizer": optimizer, "microBatchTokens": 512}
+    changed = {"steps": 99, "policyOptimizer": optimizer, "criticOptimizer": optimizer}
+    training = make_config().training.model_dump(by_alias=True) | changed
     checkpoint = CheckpointStore(taken, 3).find().checkpoint
     require_same(checkpoint, origin_of(make_config(training=training)))
 

@@ -79,6 +79,8 @@ def _runtime_config(
             policy_optimizer=spec.training.optimizer,
             critic_optimizer=spec.training.critic_optimizer,
             micro_batch_tokens=spec.training.micro_batch_tokens,
+            dtype=spec.training.dtype,
+            activation_checkpointing=spec.training.activation_checkpointing,
         ),
         groups=[_worker_group(group) for group in placing_order(groups)],
         engines=rollout.group.workers // rollout.tensor_parallel,

@@ -307,7 +307,14 @@ class Stage:
                     "tensorParallelSize": self.tensor_parallel,
                 },
                 "engines": 2,
-                "training": {"steps": 1, "policyOptimizer": {}, "criticOptimizer": {}, "microBatchTokens": 512},
+                "training": {
+                    "steps": 1,
+                    "policyOptimizer": {},
+                    "criticOptimizer": {},
+                    "microBatchTokens": 512,
+                    "dtype": "float32",
+                    "activationCheckpointing": False,
+                },
                 "groups": [{**group, "bundle": {"CPU": 1}, "strategy": "PACK", "fallback": []}],
                 "weightSync": {
                     "transport": self.transport,

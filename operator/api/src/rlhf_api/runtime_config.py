@@ -13,7 +13,7 @@ from rlhf_api.placement import Strategy
 from rlhf_api.pools import Device
 from rlhf_api.rewards import Reward
 from rlhf_api.roles import ModelSource, Role
-from rlhf_api.training import Observability, Optimizer, Rollout
+from rlhf_api.training import DType, Observability, Optimizer, Rollout
 
 SCHEMA_VERSION = 1
 """Raised whenever an older runtime could misread a newer config."""
@@ -103,7 +103,11 @@ class TrainingLoop(ApiModel):
     critic_optimizer: Optimizer | None
     """The critic's optimizer; null without a critic."""
     micro_batch_tokens: PositiveInt
-    """Most tokens, padding counted, of one forward pass."""
+    """Most tokens of one forward pass."""
+    dtype: DType
+    """What the models compute in."""
+    activation_checkpointing: bool
+    """Whether layers are computed anew in the backward pass."""
 
 
 class RuntimeConfig(ApiModel):

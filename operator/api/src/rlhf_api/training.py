@@ -8,6 +8,9 @@ from rlhf_api.base import ApiModel, NonNegativeFloat, PositiveFloat, PositiveInt
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
+DType = Literal["float32", "bfloat16"]
+"""What models compute in while they are trained; their parameters are kept as float32."""
+
 
 class Optimizer(ApiModel):
     """AdamW with gradient clipping and linear warm-up."""
@@ -38,7 +41,12 @@ class Training(ApiModel):
     critic_optimizer: Optimizer | None = None
     """The critic's optimizer, for ppo alone. Default: the policy's."""
     micro_batch_tokens: PositiveInt = 16384
-    """Most tokens, padding counted, of one forward pass; gradients accumulate over micro-batches."""
+    """Most tokens of one forward pass; gradients accumulate over micro-batches."""
+    dtype: DType = "float32"
+    """What policy, critic and reference compute in. Parameters, gradients and the optimizer's state are kept as
+    float32; log-probabilities and losses are computed in it."""
+    activation_checkpointing: bool = False
+    """Compute each layer anew in the backward pass: much less memory for about a third more time."""
 
 
 class Rollout(ApiModel):

@@ -1,31 +1,37 @@
 """Training and scoring with torch: FSDP2, AdamW, micro-batches by a token budget.
 
-    sequences -> micro-batches -> padded [B, L] -> backbone [B, L, H] -> response positions [N, H] -> head -> [N]
+    sequences -> micro-batches -> packed [1, T] -> backbone [1, T, H] -> response positions [N, H] -> head -> [N]
 
-Sequences come without padding; it is made here, on the right and under causal attention, so that no token sees any and
-each row's positions count from 0: a row's result does not depend on its neighbours. Results are flat over all response
-tokens in row order. One path serves any world size and device.
+Nothing is padded: the rows of a micro-batch stand one after the other, positions count from 0 in each, and attention
+keeps them apart, so that a row's result does not depend on its neighbours. Results are flat over all response tokens in
+row order. One path serves any world size and device.
+
+Parameters, gradients and the optimizer's state are float32. In bfloat16 each layer's parameters are cast as they are
+gathered; log-probabilities, values and losses stay float32.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import torch
 import torch.distributed as dist
-from rlhf_api.training import Optimizer
+from rlhf_api.training import DType, Optimizer
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as hf_logging
 
 from rlhf_runtime.algorithms.losses import score_tokens
 from rlhf_runtime.checkpoint.shards import ShardReader, State
 from rlhf_runtime.engines import training_state
+from rlhf_runtime.engines.attention import PACKED
 from rlhf_runtime.engines.optimizer import Step, Stepper
-from rlhf_runtime.engines.sequences import BLANK, Sequences
+from rlhf_runtime.engines.sequences import BLANK, ModelInput, Sequences
 from rlhf_runtime.engines.training_state import own_tensors
 from rlhf_runtime.errors import InputError
 from rlhf_runtime.hugging_face import write_model
@@ -52,7 +58,7 @@ def _load(kind: type[AutoModel] | type[AutoModelForCausalLM], folder: Path) -> P
         model, report = kind.from_pretrained(
             folder,
             dtype=torch.float32,
-            attn_implementation="sdpa",
+            attn_implementation=PACKED,
             local_files_only=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # refused below, by name
@@ -67,7 +73,30 @@ def _load(kind: type[AutoModel] | type[AutoModelForCausalLM], folder: Path) -> P
         name, stored, wanted = mismatched[0]
         got = f"{len(mismatched)} weights of another shape than config.json's, such as {name} of {list(stored)}"
         raise InputError(f"{folder}: got {got}; expected {list(wanted)}. {fix}")
+    _check_packing(model.eval(), folder)
     return model
+
+
+@torch.no_grad()
+def _check_packing(model: PreTrainedModel, folder: Path) -> None:
+    """Refuse a model whose rows see each other when they are packed, as in recurrent layers."""
+    tokens = torch.arange(min(8, model.config.get_text_config().vocab_size))
+    rows = Sequences([tokens, tokens.flip(0)], [tokens[:1], tokens[:1]])
+    alone = model.base_model(input_ids=torch.stack(list(rows.prompts)), use_cache=False).last_hidden_state.flatten(0, 1)
+    near = 1e-4 * alone.nan_to_num().abs().max().item()  # NaN is told by another check
+    if not torch.allclose(_hidden(model, rows.model_input([0, 1])), alone, rtol=1e-3, atol=near, equal_nan=True):
+        raise InputError(
+            f"{folder}: got a {model.config.model_type} model, which computes rows that stand in one line not as it "
+            "does alone; expected one that mixes tokens by attention which transformers can replace. "
+            "Fix: choose another model"
+        )
+
+
+def _hidden(model: PreTrainedModel, batch: ModelInput) -> torch.Tensor:
+    """Last hidden states [T, H] of a micro-batch."""
+    inputs = {"input_ids": batch.input_ids, "position_ids": batch.position_ids, "packing": batch.packing}
+    states: torch.Tensor = model.base_model(**inputs, use_cache=False).last_hidden_state
+    return states.squeeze(0)
 
 
 class PolicyModel(nn.Module):
@@ -82,29 +111,27 @@ class PolicyModel(nn.Module):
         self.entropy_gradient = entropy_gradient
         self._check_head(folder)
 
-    def forward(
-        self, input_ids: torch.Tensor, places: torch.Tensor, targets: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities [N] of `targets` [N] after the places [N] of `input_ids` [B, L], and entropies [N]."""
-        return score_tokens(self._logits(input_ids, places), targets, self.temperature, self.entropy_gradient)
+    def forward(self, batch: ModelInput) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities [n] of a micro-batch's response tokens, and entropies [n], float32."""
+        return score_tokens(self._logits(batch), batch.targets, self.temperature, self.entropy_gradient)
 
-    def _logits(self, input_ids: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """Logits [N, V] at the places [N] alone: those of prompts and padding would be most of the memory."""
-        hidden = self.network.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
-        logits: torch.Tensor = self.network.get_output_embeddings()(hidden.flatten(0, 1)[places])
+    def _logits(self, batch: ModelInput) -> torch.Tensor:
+        """Logits [n, V] where response tokens are predicted: those of prompts would be much of the memory."""
+        logits: torch.Tensor = self.network.get_output_embeddings()(_hidden(self.network, batch)[batch.places])
         return logits
 
     @torch.no_grad()
     def _check_head(self, folder: Path) -> None:
         """Refuse a model whose logits are not finite, or not those of its output layer, such as capped ones."""
         tokens = torch.arange(min(8, self.network.config.get_text_config().vocab_size))
-        own = self.network.eval()(input_ids=tokens[None]).logits[0]
+        own = self.network(input_ids=tokens[None]).logits[0]
         if not own.isfinite().all():
             raise InputError(
                 f"{folder}: got logits that are not finite; expected weights without NaN or Inf. "
                 "Fix: copy the weights again, or choose another model"
             )
-        if not torch.allclose(self._logits(tokens[None], tokens), own, rtol=1e-3, atol=1e-3):
+        line = Sequences([tokens[:1]], [tokens.roll(-1)])  # after each token one is predicted
+        if not torch.allclose(self._logits(line.model_input([0])), own, rtol=1e-3, atol=1e-3):
             raise InputError(
                 f"{folder}: got a {self.network.config.model_type} model, which changes its logits after the output "
                 "layer; expected one whose logits are those of the layer. Fix: choose another model"
@@ -123,10 +150,10 @@ class ValueModel(nn.Module):
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
 
-    def forward(self, input_ids: torch.Tensor, places: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor]:
-        """Values [N] at the places [N] of `input_ids` [B, L]; the targets are not looked at."""
-        hidden = self.network(input_ids=input_ids, use_cache=False).last_hidden_state
-        return (self.value_head(hidden.flatten(0, 1)[places]).sum(-1),)  # a view, such as squeeze gives, irks FSDP
+    def forward(self, batch: ModelInput) -> tuple[torch.Tensor]:
+        """Values [n] before each of a micro-batch's response tokens, float32."""
+        values = self.value_head(_hidden(self.network, batch)[batch.places])
+        return (values.float().sum(-1),)  # a view, such as squeeze gives, irks FSDP
 
 
 class TorchEngine:
@@ -138,10 +165,12 @@ class TorchEngine:
         folder: The Hugging Face folder of a causal language model.
         head: `lm` scores response tokens, `value` puts a value on each.
         device: What to compute on.
-        micro_batch_tokens: Most tokens, padding counted, of one forward pass; one row is always let through.
+        micro_batch_tokens: Most tokens of one forward pass; one row is always let through.
         optimizer: None for a model that is never trained.
         temperature: Divides the logits.
         entropy_gradient: Whether the loss looks at entropies.
+        dtype: What layers compute in.
+        recompute: Whether the backward pass computes each layer anew, and not what it needs of it is kept.
 
     Raises:
         InputError: when the folder holds no such model.
@@ -157,13 +186,15 @@ class TorchEngine:
         optimizer: Optimizer | None = None,
         temperature: float = 1.0,
         entropy_gradient: bool = False,
+        dtype: DType = "float32",
+        recompute: bool = False,
     ) -> None:
         self.folder = folder
         self.device = device
         self.micro_batch_tokens = micro_batch_tokens
         model = PolicyModel(folder, temperature, entropy_gradient) if head == "lm" else ValueModel(folder)
         model.eval().requires_grad_(optimizer is not None)  # eval: no dropout, so that a ratio starts at 1
-        self.module = shard(model, device)
+        self.module = shard(model, device, dtype, recompute and optimizer is not None)
         self.stepper = (
             None if optimizer is None else Stepper("policy" if head == "lm" else "critic", self.module, optimizer)
         )
@@ -273,13 +304,24 @@ class TorchEngine:
     def _forward(self, sequences: Sequences, rows: list[int]) -> tuple[torch.Tensor, ...]:
         """The model's outputs [n] for the response tokens of some rows."""
         inputs = (sequences.model_input(rows) if rows else BLANK.model_input([0])).to(self.device)
-        return self.module(inputs.input_ids, inputs.places, inputs.targets)
+        return self.module(inputs)
 
 
-def shard(model: nn.Module, device: torch.device) -> FSDPModule:
-    """Shard a model over all ranks of the default process group: each decoder layer by itself, the rest together."""
+def shard(model: nn.Module, device: torch.device, dtype: DType = "float32", recompute: bool = False) -> FSDPModule:
+    """Shard a model over all ranks of the default process group: each decoder layer by itself, the rest together.
+
+    Args:
+        model: Its parameters are float32, and stay so.
+        device: Of this rank.
+        dtype: What it computes in; gradients are summed over ranks in float32.
+        recompute: Whether layers are computed anew in the backward pass.
+    """
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    precision = mixed if dtype == "bfloat16" else MixedPrecisionPolicy()
     layers = set(model.network._no_split_modules or ())
-    for module in [module for module in model.modules() if type(module).__name__ in layers]:
-        fully_shard(module, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+    for layer in [module for module in model.modules() if type(module).__name__ in layers]:
+        if recompute:  # inside of FSDP's hooks, which have the layer's parameters whole by then
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+        fully_shard(layer, mesh=mesh, mp_policy=precision)
+    return fully_shard(model, mesh=mesh, mp_policy=precision)

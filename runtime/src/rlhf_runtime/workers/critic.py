@@ -35,6 +35,8 @@ class CriticWorker(TrainedWorker):
             head="value",
             device=self.device,
             micro_batch_tokens=config.training.micro_batch_tokens,
+            dtype=config.training.dtype,
+            recompute=config.training.activation_checkpointing,
             optimizer=config.training.critic_optimizer,
         )
 

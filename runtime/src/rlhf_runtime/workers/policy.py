@@ -46,6 +46,8 @@ class PolicyWorker(TrainedWorker):
             head="lm",
             device=self.device,
             micro_batch_tokens=config.training.micro_batch_tokens,
+            dtype=config.training.dtype,
+            recompute=config.training.activation_checkpointing,
             optimizer=config.training.policy_optimizer,
             temperature=config.rollout.temperature,
             entropy_gradient=self.settings.entropy_coefficient > 0,

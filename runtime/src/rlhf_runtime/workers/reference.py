@@ -19,6 +19,7 @@ class ReferenceWorker(Worker):
             head="lm",
             device=self.device,
             micro_batch_tokens=config.training.micro_batch_tokens,
+            dtype=config.training.dtype,
             temperature=config.rollout.temperature,
         )
 
