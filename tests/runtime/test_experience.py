@@ -7,7 +7,7 @@ import torch
 from rlhf_runtime.algorithms.kl import kl_divergence
 from rlhf_runtime.dynamic_sampling import fill_batch
 from rlhf_runtime.errors import NumericalError, RewardError
-from rlhf_runtime.experience import add_advantages, step_metrics
+from rlhf_runtime.experience import add_advantages, scored_by_update, step_metrics
 from rlhf_runtime.protocol import DataProto
 from rlhf_runtime.ragged import ragged
 from rlhf_runtime.weight_sync import SyncReport
@@ -190,3 +190,21 @@ def test_a_full_batch_is_taken_at_once() -> None:
 def test_no_signal_ends_after_so_many_tries_with_the_count() -> None:
     with pytest.raises(RewardError, match=r"got 1 prompts .* of 3 tries of 2; expected 2\. Fix: "):
         fill_batch(tries([1, 0, 0, 0], [1, 1, 1, 1], [0, 0, 1, 1]), 2, 2, max_tries=3)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "right"),
+    [
+        ({"grpo": {}}, True),
+        ({"grpo": {"miniBatchSize": 16}}, True),
+        ({"grpo": {"miniBatchSize": 15}}, False),
+        ({"grpo": {"epochs": 2}}, False),
+        ({"rloo": {}}, False),
+        ({"rloo": {"kl": {"coefficient": 0}}}, True),
+        ({"ppo": {"epochs": 1, "kl": {"in": "loss", "estimator": "k3"}}}, True),
+    ],
+    ids=str,
+)
+def test_an_update_scores_the_batch_where_nothing_needs_that_before(make_config, algorithm, right: bool) -> None:
+    data = {"prompts": {"builtin": "arithmetic"}, "batchSize": 4}
+    assert scored_by_update(make_config(algorithm=algorithm, data=data, rollout={"samplesPerPrompt": 4})) is right

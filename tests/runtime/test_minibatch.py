@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rlhf_runtime.protocol import VALID, DataProto
 from rlhf_runtime.ragged import ragged
-from rlhf_runtime.workers.minibatch import DEALT, mini_batches, token_mask
+from rlhf_runtime.workers.minibatch import DEALT, PICKED_UP, mini_batches, token_mask
 
 
 def rows_of_mini_batches(rows: int, size: int | None, world_size: int) -> list[list[int]]:
@@ -35,3 +35,13 @@ def test_ranks_change_no_mini_batch(rows: int, world_size: int, per_rank: int, w
 
 def test_a_mini_batch_is_the_next_rows() -> None:
     assert rows_of_mini_batches(10, 4, 2) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 5))
+def test_what_was_dealt_is_picked_up_in_order(rows: int, world_size: int) -> None:
+    batch = DataProto.from_dict({"row": torch.arange(rows)})
+    hands = DEALT.dispatch(world_size, (batch,), {}).args[0].values
+    call = PICKED_UP.dispatch(world_size, (rows,), {})
+    together = PICKED_UP.collect(call, [hand.select(["row"]) for hand in hands])
+    assert together.batch["row"].tolist() == list(range(rows))

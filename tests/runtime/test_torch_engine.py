@@ -240,6 +240,26 @@ def test_an_update_favours_tokens_of_positive_advantage(make_config, peaked: Pat
     assert metrics["learning_rate"] == 1e-3
 
 
+def test_an_update_of_one_step_scores_what_it_trains_on(make_config, peaked: Path) -> None:
+    kl = {"in": "loss", "estimator": "k3", "coefficient": 0.1}
+    config = with_policy(make_config(algorithm={"ppo": {"kl": kl, "entropyCoefficient": 0.1, "epochs": 1}}), peaked)
+    told, untold = PolicyWorker(config), PolicyWorker(config)
+    for policy in (told, untold):
+        policy.engine.micro_batch_tokens = 20
+    batch = experience(sequences(), told, lambda count: torch.arange(count) - 1.5)
+    batch = batch.union(DataProto.from_dict({"ref_log_probs": ragged([torch.full((r,), -2.0) for _, r in SIZES])}))
+    batch = batch.pad_to_multiple(4)[0]
+    columns = ["prompt_ids", "response_ids", "valid", "advantages", "ref_log_probs"]
+    metrics = untold.update(batch.select(columns))
+    assert metrics == pytest.approx(told.update(batch), rel=1e-4, abs=1e-6)
+    torch.testing.assert_close(weights(untold.engine), weights(told.engine), atol=1e-5, rtol=1e-4)
+    for name, column in untold.scored().batch.items():
+        torch.testing.assert_close(column.values(), batch.batch[name].values(), atol=1e-5, rtol=1e-5)
+    untold.settings = config.algorithm.settings.model_copy(update={"epochs": 2})
+    with pytest.raises(AssertionError, match="weights that change"):
+        untold.update(batch.select(columns))
+
+
 @pytest.mark.parametrize("mini_batch_size", [None, 1, 2, 3, 7])
 def test_any_mini_batch_size_takes_each_row_once_an_epoch(make_config, peaked: Path, mini_batch_size) -> None:
     config = make_config(algorithm={"ppo": {"miniBatchSize": mini_batch_size, "epochs": 2}})

@@ -20,11 +20,22 @@ OVERLONG = "overlong_penalty"
 """Dense column [B] float32: what a response near the length limit loses, where the job asks for that."""
 
 
+def scored_by_update(config: RuntimeConfig) -> bool:
+    """Whether the policy's old log-probabilities are those that its update computes anyway.
+
+    So it is where the update is one optimizer step, and no reward needs them before.
+    """
+    settings = config.algorithm.settings
+    samples = config.data.batch_size * config.rollout.samples_per_prompt
+    one_step = settings.epochs == 1 and (settings.mini_batch_size is None or settings.mini_batch_size >= samples)
+    return one_step and (settings.kl.location == "loss" or settings.kl.coefficient == 0)
+
+
 def add_advantages(batch: DataProto, config: RuntimeConfig, kl_coefficient: float) -> DataProto:
     """Add what the algorithm makes of the scores: `advantages`, with a critic its targets `returns` too.
 
     Args:
-        batch: `scores` [B], `old_log_probs`, and where the algorithm looks at them `ref_log_probs` and `values`.
+        batch: `scores` [B], and where the algorithm looks at them `old_log_probs`, `ref_log_probs` and `values`.
         config: The job.
         kl_coefficient: Weight of the KL in the reward at this step.
 

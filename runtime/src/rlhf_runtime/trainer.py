@@ -27,7 +27,7 @@ from rlhf_runtime.checkpoint.store import CheckpointStore, Found
 from rlhf_runtime.data import PromptLoader, make_batch
 from rlhf_runtime.dynamic_sampling import fill_batch
 from rlhf_runtime.evaluation import AFTER, BEFORE, Evaluator, Look, evaluation_metrics
-from rlhf_runtime.experience import add_advantages, step_metrics
+from rlhf_runtime.experience import add_advantages, scored_by_update, step_metrics
 from rlhf_runtime.export import export_checkpoint
 from rlhf_runtime.models import model_folder
 from rlhf_runtime.protocol import DataProto
@@ -177,14 +177,14 @@ class Trainer:
             batch, sampled = self.rollout()
             batch = self.evaluate(batch)
             batch = add_advantages(batch, self.config, self.kl_coefficient)
-            trained = sampled | self.update(batch)
+            batch, trained = self.update(batch)
             synced = self.sync(version=step)
             if step % DIGEST_STEPS == 0:
                 self.compare_ranks()
             end = time.time()
             spans = self.take_spans()
             seconds = phase_seconds(spans, start, end)
-            metrics = step_metrics(step, batch, self.config, trained, synced, seconds, object_store_bytes())
+            metrics = step_metrics(step, batch, self.config, sampled | trained, synced, seconds, object_store_bytes())
             self.steer_kl(metrics, len(batch))
             samples = samples_of(batch, self.config.observability.samples_per_step)
             looks += self.look(step)
@@ -227,9 +227,12 @@ class Trainer:
         return batch
 
     def evaluate(self, batch: DataProto) -> DataProto:
-        """Add the log-probabilities of policy and reference, the critic's values and the rewards, side by side."""
+        """Add the log-probabilities of policy and reference, the critic's values and the rewards, side by side.
+
+        Those of the policy are left to the update where it takes them anyway.
+        """
         tokens = batch.select(["prompt_ids", "response_ids"])
-        answers = [self.roles["policy"].compute_log_probs(tokens)]
+        answers = [] if scored_by_update(self.config) else [self.roles["policy"].compute_log_probs(tokens)]
         if "reference" in self.roles:
             answers.append(self.roles["reference"].compute_log_probs(tokens))
         if "critic" in self.roles:
@@ -244,9 +247,15 @@ class Trainer:
         """Ask for the rewards."""
         return self.roles["reward"].score(batch.select(["prompt", "response", "columns"]))
 
-    def update(self, batch: DataProto) -> dict[str, float]:
-        """Train critic and policy side by side, and return the metrics of both, which every rank must agree on."""
-        tokens, needed = ["prompt_ids", "response_ids"], ["old_log_probs", "advantages"]
+    def update(self, batch: DataProto) -> tuple[DataProto, dict[str, float]]:
+        """Train critic and policy side by side.
+
+        Returns:
+            The batch with the policy's log-probabilities before the update, and the metrics of both roles, which every
+            rank must agree on.
+        """
+        tokens, needed = ["prompt_ids", "response_ids"], ["advantages"]
+        needed += [] if scored_by_update(self.config) else ["old_log_probs"]
         needed += ["ref_log_probs"] if self.config.algorithm.settings.kl.in_loss else []
         answers = {}
         if "critic" in self.roles:
@@ -257,7 +266,9 @@ class Trainer:
             reports = answer.get()
             require_agreement(role, reports)
             metrics |= reports[0]
-        return metrics
+        if scored_by_update(self.config):
+            batch = batch.union(self.roles["policy"].scored(len(batch)).get())
+        return batch, metrics
 
     def steer_kl(self, metrics: StepMetrics, samples: int) -> None:
         """Tell the step's KL coefficient and choose the next one, where it is adaptive."""

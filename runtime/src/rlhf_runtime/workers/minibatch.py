@@ -11,7 +11,7 @@ from rlhf_runtime.algorithms.aggregation import Counts, tokens_of_rows
 from rlhf_runtime.engines.sequences import Sequences
 from rlhf_runtime.protocol import VALID, DataProto
 from rlhf_runtime.ragged import from_values, lengths
-from rlhf_runtime.single_controller.decorator import Call, Mode, PerRank, Shared
+from rlhf_runtime.single_controller.decorator import Call, Mode, PerRank, Shared, require_batch
 
 
 def sequences_of(batch: DataProto) -> Sequences:
@@ -34,8 +34,7 @@ def per_token(batch: DataProto, columns: dict[str, torch.Tensor]) -> DataProto:
 
 
 def _deal(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    (batch,) = args
-    padded, _ = batch.pad_to_multiple(world_size)
+    padded, _ = require_batch(args).pad_to_multiple(world_size)
     hands = [padded.select_rows(torch.arange(rank, len(padded), world_size)) for rank in range(world_size)]
     return Call((PerRank(hands),), {name: Shared(value) for name, value in kwargs.items()})
 
@@ -47,6 +46,22 @@ def _by_rank(call: Call, results: list[Any]) -> list[Any]:
 DEALT = Mode(_deal, _by_rank)
 """Rows of the one argument, a `DataProto`, dealt out to the ranks one by one, as cards are; padded so that all have as
 many. So the next m rows of all ranks together are the batch's next m, however many ranks there are."""
+
+
+def _count(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    (rows,) = args
+    return Call((), {}, plan=rows)
+
+
+def _in_order(call: Call, results: list[DataProto]) -> DataProto:
+    ranks, hand = len(results), len(results[0])
+    places = [row % ranks * hand + row // ranks for row in range(call.plan)]
+    return DataProto.concat(results).select_rows(torch.tensor(places))
+
+
+PICKED_UP = Mode(_count, _in_order)
+"""What ranks made of the rows that were `DEALT` to them, in the batch's order and without padding; the caller gives the
+batch's number of rows, the method takes nothing."""
 
 
 def mini_batches(batch: DataProto, size: int | None, epochs: int, world_size: int) -> Iterator[DataProto]:

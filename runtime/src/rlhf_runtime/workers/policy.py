@@ -19,6 +19,7 @@ from rlhf_runtime.single_controller.decorator import Dispatch, register
 from rlhf_runtime.weight_sync import SendReport
 from rlhf_runtime.workers.minibatch import (
     DEALT,
+    PICKED_UP,
     Totals,
     count_over_ranks,
     mini_batches,
@@ -27,6 +28,9 @@ from rlhf_runtime.workers.minibatch import (
     token_mask,
 )
 from rlhf_runtime.workers.saved import TrainedWorker
+
+USED = ("old_log_probs", "advantages", "ref_log_probs")
+"""Columns that the loss looks at, of those that the driver gives."""
 
 
 class PolicyWorker(TrainedWorker):
@@ -38,9 +42,6 @@ class PolicyWorker(TrainedWorker):
         self.settings = config.algorithm.settings
         self.sync = config.weight_sync
         self.workers_per_engine = config.rollout.tensor_parallel_size
-        self.needs = ["old_log_probs", "advantages"]
-        if self.settings.kl.in_loss:
-            self.needs.append("ref_log_probs")
         self.engine = TorchEngine(
             model_folder(config, "policy"),
             head="lm",
@@ -67,6 +68,8 @@ class PolicyWorker(TrainedWorker):
     def update(self, batch: DataProto) -> dict[str, float]:
         """Train on `old_log_probs`, `advantages`, and `ref_log_probs` where the KL is part of the loss.
 
+        Without `old_log_probs` they are those of the one optimizer step, which `scored` gives afterwards.
+
         Returns:
             The same metrics on every rank: means over tokens of all steps, means over steps of `policy_loss` and
             `grad_norm`, the last step's `learning_rate`, and as `ratio_max_deviation` the largest |ratio - 1| of the
@@ -77,7 +80,8 @@ class PolicyWorker(TrainedWorker):
         """
         totals = Totals(self.device, "tokens", "loss", "clipped", "kl", "steps", "grad_norm")
         first = torch.zeros((), device=self.device)
-        parts = mini_batches(batch, self.settings.mini_batch_size, self.settings.epochs, self.world_size)
+        parts = list(mini_batches(batch, self.settings.mini_batch_size, self.settings.epochs, self.world_size))
+        assert "old_log_probs" in batch.columns or len(parts) == 1, "weights that change before all rows were scored"
         for index, part in enumerate(parts):
             deviation = self._train(part, totals)
             first = deviation if index == 0 else first
@@ -93,6 +97,11 @@ class PolicyWorker(TrainedWorker):
             "learning_rate": self.engine.learning_rate,
         }
 
+    @register(PICKED_UP, blocking=False)
+    def scored(self) -> DataProto:
+        """What `compute_log_probs` would have given before the last `update`, which had to do without it."""
+        return self._scored
+
     @register(blocking=False)
     def digests(self) -> dict[str, int]:
         """Of each rank, what all of them have to agree on: see `TorchEngine.digests`."""
@@ -106,12 +115,14 @@ class PolicyWorker(TrainedWorker):
         if counts.tokens == 0:
             return deviation
         weights = token_weights(mask, rows, counts, settings.loss_aggregation, settings.loss_constant)
-        flat = {name: batch.batch[name].values().to(self.device) for name in self.needs}
+        flat = {name: batch.batch[name].values().to(self.device) for name in USED if name in batch.columns}
+        new = torch.zeros(2, len(mask), device=self.device)  # log-probabilities and entropies
 
         def loss(outputs: tuple[torch.Tensor, ...], at: torch.Tensor) -> torch.Tensor:
             counted, weight = mask[at], weights[at]
             log_probs, entropy = (masked(output, counted) for output in outputs)
-            old, advantages = flat["old_log_probs"][at], flat["advantages"][at]
+            new[:, at] = torch.stack(outputs).detach()
+            old, advantages = flat.get("old_log_probs", new[0])[at], flat["advantages"][at]
             part = policy_loss(log_probs, old, advantages, counted, settings.clip_range, settings.dual_clip)
             totals.add(counted.sum(), (weight * part.losses).sum(), part.clipped, part.kl, 0.0, 0.0)
             torch.maximum(deviation, part.ratio_deviation, out=deviation)
@@ -123,6 +134,8 @@ class PolicyWorker(TrainedWorker):
 
         step = self.engine.train_step(sequences_of(batch), loss)
         totals.add(0.0, 0.0, 0.0, 0.0, 1.0, step.grad_norm)
+        if "old_log_probs" not in flat:
+            self._scored = per_token(batch, {"old_log_probs": new[0].cpu(), "entropy": new[1].cpu()})
         return deviation
 
     @register(Dispatch.ONE_TO_ALL)
