@@ -25,7 +25,8 @@ RLHF = Path(sys.executable).parent / "rlhf"
 KILLS = int(os.environ.get("RLHF_TEST_KILLS", "2"))
 SEED = int(os.environ.get("RLHF_TEST_SEED", "0"))
 EVERY = 2
-STEPS = EVERY * (KILLS + 3)
+STEPS = 4 * EVERY * KILLS
+"""Quick steps get further before a kill than slow ones."""
 BOUND_SECONDS = 240
 """For a run to say what it is waited for."""
 
@@ -168,7 +169,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Run:
     for number, moment in enumerate(islice(cycle(MOMENTS), KILLS)):
         run = Run(folder, *(["--resume"] if number else []), steps=STEPS - 1)
         try:
-            interrupt(run, moment, EVERY * (number + 2), chance)
+            interrupt(run, moment, max(done, EVERY) + EVERY, chance)
         finally:
             run.kill()
         if number:
@@ -186,7 +187,7 @@ def interrupt(run: Run, moment: str, saved: int, chance: random.Random) -> None:
         run.wait_for_write()
         return
     run.wait_for_line(f"Checkpoint of step {saved}:")
-    threading.Event().wait(chance.uniform(0, 1))  # a step takes about as long
+    threading.Event().wait(chance.uniform(0, 0.6))  # about as long as a step takes
 
 
 def newest(checkpoints: Path) -> int:

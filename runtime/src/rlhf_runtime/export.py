@@ -105,9 +105,7 @@ def main() -> int:
 
 def _require_free(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(
-            f"{folder}: got a name that is taken; expected a free one. Fix: remove it or choose another"
-        )
+        raise InputError(f"{folder}: got a name that is taken; expected a free one. Fix: remove it or choose another")
 
 
 if __name__ == "__main__":
