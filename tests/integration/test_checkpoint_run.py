@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import uuid
+from contextlib import suppress
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -129,7 +130,8 @@ class Run:
 
     def kill(self) -> None:
         """SIGKILL to the process group, and to what Ray put into groups of its own."""
-        os.killpg(self.process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it ended too early, which is told elsewhere
+            os.killpg(self.process.pid, signal.SIGKILL)
         for entry in Path("/proc").iterdir():
             try:
                 if entry.name.isdigit() and self._mark.encode() in (entry / "environ").read_bytes():
