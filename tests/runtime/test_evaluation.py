@@ -41,7 +41,7 @@ class Rollout:
 class Reward:
     """1 for each response to a row whose answer is 2."""
 
-    def score(self, batch: DataProto) -> Answered:
+    def evaluate(self, batch: DataProto) -> Answered:
         assert sorted(batch.columns) == ["columns", "prompt", "response"]
         scores = torch.tensor([float(row["answer"] == "2") for row in batch.non_tensor_batch["columns"]])
         return Answered(DataProto.from_dict({"scores": 2 * scores, "reward/right": scores}))
@@ -83,7 +83,7 @@ def test_every_evaluation_asks_the_same(evaluator) -> None:
     own.run(version=0)
     own.run(version=3)
     (first, _), (second, _) = rollout.asked
-    assert sorted(first.columns) == ["expected_tokens", "prompt_ids", "sample_index"]
+    assert sorted(first.columns) == ["expected_tokens", "prompt_ids", "prompt_index", "sample_index"]
     for name in ("expected_tokens", "sample_index"):
         assert first.batch[name].tolist() == second.batch[name].tolist()
 

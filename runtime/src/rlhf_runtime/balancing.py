@@ -2,7 +2,7 @@
 
     ResponseLengths.forecast -> `expected_tokens` -> BALANCED: longest first, each to the engine with the least to do
 
-What is sampled for a row depends on its own seed, not on its engine, so balancing changes when a response is there and
+The samples of a prompt stay together, so that one engine reads it, once, and its prefix cache serves the others. What is sampled for a row depends on its own seed, not on its engine, so balancing changes when a response is there and
 never what it says.
 """
 
@@ -14,7 +14,7 @@ import torch
 
 from rlhf_runtime.protocol import DataProto
 from rlhf_runtime.ragged import lengths
-from rlhf_runtime.single_controller.decorator import Call, Mode, PerRank, Shared
+from rlhf_runtime.single_controller.decorator import Call, Mode, PerRank, Shared, require_batch
 
 
 class ResponseLengths:
@@ -29,16 +29,18 @@ class ResponseLengths:
         self._by_prompt: dict[int, float] = {}
 
     def forecast(self, batch: DataProto) -> DataProto:
-        """`expected_tokens`, [B] float32: the prompt's, and as many as its last responses had on average.
+        """`expected_tokens` [B] float32: as many as the prompt's last responses had on average; and its `prompt_index`.
 
         A prompt that was not seen yet is expected to get a response of the last step's mean length.
 
         Args:
-            batch: `prompt_ids` ragged [B, P*] and `prompt_index` [B].
+            batch: `prompt_index` [B] int64.
         """
-        expected = [self._by_prompt.get(index, self._mean) for index in batch.batch["prompt_index"].tolist()]
-        tokens = lengths(batch.batch["prompt_ids"]) + torch.tensor(expected, dtype=torch.float32)
-        return DataProto.from_dict({"expected_tokens": tokens})
+        prompts = batch.batch["prompt_index"]
+        expected = [self._by_prompt.get(index, self._mean) for index in prompts.tolist()]
+        return DataProto.from_dict(
+            {"expected_tokens": torch.tensor(expected, dtype=torch.float32), "prompt_index": prompts}
+        )
 
     def observe(self, prompt_index: torch.Tensor, response_ids: torch.Tensor) -> None:
         """Take the responses, ragged [B, R*], to the prompts of these indices, [B]."""
@@ -60,22 +62,39 @@ class ResponseLengths:
 
 
 def assign(work: Sequence[float], engines: int) -> list[list[int]]:
-    """The rows of each engine, ascending: the longest first, each to the engine with the least to do.
+    """The pieces of work of each engine, ascending: the longest first, each to the engine with the least to do.
 
     No engine gets more than 4/3 of the least that the busiest must get (Graham 1969, longest processing time).
     """
     loads = [(0.0, engine) for engine in range(engines)]
-    rows: list[list[int]] = [[] for _ in range(engines)]
-    for row in sorted(range(len(work)), key=lambda row: -work[row]):
+    pieces: list[list[int]] = [[] for _ in range(engines)]
+    for piece in sorted(range(len(work)), key=lambda piece: -work[piece]):
         load, engine = heapq.heappop(loads)
-        rows[engine].append(row)
-        heapq.heappush(loads, (load + work[row], engine))
-    return [sorted(own) for own in rows]
+        pieces[engine].append(piece)
+        heapq.heappush(loads, (load + work[piece], engine))
+    return [sorted(own) for own in pieces]
+
+
+def assign_rows(batch: DataProto, engines: int) -> list[torch.Tensor]:
+    """The rows of each engine, ascending int64: those of a prompt together, unless engines would have none of them.
+
+    Args:
+        batch: `prompt_ids` ragged [B, P*], `prompt_index` [B] and `expected_tokens` [B].
+        engines: How many.
+    """
+    prompts, piece_of = batch.batch["prompt_index"].unique(return_inverse=True)
+    if len(prompts) < engines:
+        piece_of = torch.arange(len(batch))
+    # Each reads its prompt once and writes all of its responses.
+    work = torch.zeros(int(piece_of.max()) + 1)
+    work[piece_of] = lengths(batch.batch["prompt_ids"]).float()
+    work.index_add_(0, piece_of, batch.batch["expected_tokens"])
+    return [torch.isin(piece_of, torch.tensor(own)).nonzero().squeeze(1) for own in assign(work.tolist(), engines)]
 
 
 def _dispatch(engines: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    batch, *others = args
-    rows = [torch.tensor(own) for own in assign(batch.batch["expected_tokens"].tolist(), engines)]
+    batch, others = require_batch(args), args[1:]
+    rows = assign_rows(batch, engines)
     busy = [engine for engine, own in enumerate(rows) if len(own)]
     chunks = PerRank([batch.select_rows(own) if len(own) else None for own in rows])
     order = torch.cat([rows[engine] for engine in busy]).argsort()
@@ -88,5 +107,9 @@ def _collect(call: Call, results: list[DataProto]) -> DataProto:
 
 
 BALANCED = Mode(_dispatch, _collect)
-"""Rows of the first argument, a `DataProto`, over the ranks by `expected_tokens`, the other arguments whole; the rows
-of the results in the order of the argument's. A rank without rows is not called."""
+"""Rows of the first argument, a `DataProto` given by position, over the ranks as `assign_rows` says, the other
+arguments whole; the rows of the results in the order of the argument's. A rank without rows is not called.
+
+Raises:
+    ValueError: when the first argument is no `DataProto` with rows.
+"""

@@ -122,6 +122,22 @@ def register(
     return mark
 
 
+def require_batch(args: tuple[Any, ...]) -> Any:
+    """The first argument of a call, for a mode of one's own that spreads its rows.
+
+    Raises:
+        ValueError: when it is no `DataProto` with rows.
+    """
+    from rlhf_runtime.protocol import DataProto
+
+    if not args or not isinstance(args[0], DataProto):
+        got = type(args[0]).__name__ if args else "no argument by position"
+        raise ValueError(f"argument 0: got {got}; expected a DataProto")
+    if not len(args[0]):
+        raise ValueError("argument 0: got a DataProto of 0 rows; expected at least 1")
+    return args[0]
+
+
 def registered_methods(cls: type) -> dict[str, Registration]:
     """The methods of a worker class that `register` marked, by name."""
     found = {name: getattr(getattr(cls, name), _REGISTRATION, None) for name in dir(cls)}

@@ -36,7 +36,7 @@ def per_token(batch: DataProto, columns: dict[str, torch.Tensor]) -> DataProto:
 def _deal(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     padded, _ = require_batch(args).pad_to_multiple(world_size)
     hands = [padded.select_rows(torch.arange(rank, len(padded), world_size)) for rank in range(world_size)]
-    return Call((PerRank(hands),), {name: Shared(value) for name, value in kwargs.items()})
+    return Call((PerRank(hands), *map(Shared, args[1:])), {name: Shared(value) for name, value in kwargs.items()})
 
 
 def _by_rank(call: Call, results: list[Any]) -> list[Any]:
@@ -44,8 +44,8 @@ def _by_rank(call: Call, results: list[Any]) -> list[Any]:
 
 
 DEALT = Mode(_deal, _by_rank)
-"""Rows of the one argument, a `DataProto`, dealt out to the ranks one by one, as cards are; padded so that all have as
-many. So the next m rows of all ranks together are the batch's next m, however many ranks there are."""
+"""Rows of the first argument, a `DataProto`, dealt out to the ranks one by one, as cards are, the others whole; padded
+so that all have as many. So the next m rows of all ranks together are the batch's next m, however many ranks there are."""
 
 
 def _count(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
