@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from rlhf_api import RLHFJob, RuntimeConfig
+from rlhf_api.checkpoint import CHECKPOINT_FOLDERS
 from rlhf_operator.manifest import read_manifest
 from rlhf_operator.plan import build_plan
 from rlhf_runtime.models import ascii_tokenizer
@@ -14,6 +15,7 @@ from rlhf_runtime.report import Report, StepRecord, Summary
 from rlhf_runtime.single_controller import LocalCluster
 from rlhf_runtime.trainer import train
 from rlhf_runtime.types import StepMetrics
+from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "01-quickstart.yaml"
@@ -56,23 +58,30 @@ def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runs(reward_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[bool, list[StepRecord]]:
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
+    """The run folders of `runs`."""
+    return {asked: tmp_path_factory.mktemp("run") for asked in (False, True)}
+
+
+@pytest.fixture(scope="module")
+def runs(reward_model: Path, folders: dict[bool, Path]) -> dict[bool, list[StepRecord]]:
     """The records of one short job, without evaluation and with it."""
 
-    def run(evaluation: dict | None) -> list[StepRecord]:
+    def run(folder: Path, evaluation: dict | None) -> list[StepRecord]:
         document = read_manifest(QUICKSTART).model_dump(by_alias=True)
         spec = document["spec"]
         spec["training"] |= {"steps": STEPS, "optimizer": {"learningRate": 1e-2}}
         spec["data"] |= {"batchSize": 6, "maxResponseLength": 8, "evaluation": evaluation}
         spec["algorithm"]["ppo"]["miniBatchSize"] = None
         spec["rewards"].append({"name": "judge", "weight": 0.5, "model": {"path": str(reward_model)}})
-        config = build_plan(RLHFJob.parse(document), str(tmp_path_factory.mktemp("run"))).config
+        spec["checkpoint"] = {"everySteps": STEPS}
+        config = build_plan(RLHFJob.parse(document), str(folder)).config
         kept = Kept()
         with LocalCluster(config.local_nodes):
             train(config, preflight(config), Report(config, [kept]))
         return kept.steps
 
-    return {asked: run(EVALUATION if asked else None) for asked in (False, True)}
+    return {asked: run(folder, EVALUATION if asked else None) for asked, folder in folders.items()}
 
 
 def test_training_is_the_same_bit_for_bit_with_and_without_evaluation(runs: dict[bool, list[StepRecord]]) -> None:
@@ -84,6 +93,22 @@ def test_training_is_the_same_bit_for_bit_with_and_without_evaluation(runs: dict
     assert [trained(record) for record in evaluated] == [trained(record) for record in without]
     assert [record.samples for record in evaluated] == [record.samples for record in without]
     assert not any(name.startswith("eval/") for record in without for name in record.metrics)
+
+
+def test_what_a_resumed_run_goes_on_from_is_the_same_bit_for_bit(
+    runs: dict[bool, list[StepRecord]], folders: dict[bool, Path]
+) -> None:
+    def state(folder: Path) -> tuple[str, dict[str, torch.Tensor]]:
+        """What the last checkpoint holds of driver, policy and critic."""
+        [checkpoint] = (folder / "checkpoints").glob(CHECKPOINT_FOLDERS)
+        [policy], [critic] = (checkpoint.glob(f"{role}-*.safetensors") for role in ("policy", "critic"))
+        tensors = {f"{file.name}: {name}": x for file in (policy, critic) for name, x in load_file(file).items()}
+        return (checkpoint / "driver.json").read_text(), tensors
+
+    (driver, tensors), (evaluated_driver, evaluated_tensors) = (state(folders[asked]) for asked in (False, True))
+    assert evaluated_driver == driver
+    assert evaluated_tensors.keys() == tensors.keys()
+    assert [name for name, tensor in tensors.items() if not tensor.equal(evaluated_tensors[name])] == []
 
 
 def test_the_policy_is_evaluated_before_the_first_step_every_second_and_after_the_last(

@@ -1,4 +1,5 @@
 import importlib
+import random
 import sys
 import textwrap
 
@@ -243,6 +244,21 @@ def test_a_worker_scores_with_the_rows_own_answers(make_config):
     assert result.batch["scores"].tolist() == [3.0, 0.0, 3.0]
     assert not RewardWorker.needs_process_group
     assert not registered_methods(RewardWorker)["score"].blocking
+
+
+def test_an_evaluation_draws_nothing_from_a_functions_generator(make_config, module):
+    name, _ = module("""
+        import random
+        def noise(prompts, responses, **_):
+            return [random.random() for _ in responses]
+    """)
+    worker = worker_of(make_config, [{"name": "noise", "function": {"importPath": f"{name}:noise"}}])
+    random.seed(1)
+    expected = [worker.score(batch_of(["a"], ["b"])).batch["scores"].item() for _ in range(2)]
+    random.seed(1)
+    first = worker.score(batch_of(["a"], ["b"])).batch["scores"].item()
+    assert len(set(worker.evaluate(batch_of(["a"] * 3, ["b"] * 3)).batch["scores"].tolist())) == 3
+    assert [first, worker.score(batch_of(["a"], ["b"])).batch["scores"].item()] == expected
 
 
 def test_weights_that_overflow_are_an_error(make_config):

@@ -1,10 +1,10 @@
 """How the policy answers held-out prompts.
 
-    prompts ─ evaluate ─ score ─ metrics and samples
+    prompts ─ evaluate ─ evaluate ─ metrics and samples
               rollout    reward
 
-Training goes on as if nobody had looked: neither the order of prompts nor the seeds of samples, neither what is known
-of response lengths nor the engines' caches are touched.
+Training goes on as if nobody had looked: the order of prompts and the seeds of samples, what is known of response
+lengths, the engines' caches and the reward functions' random generators are as they were.
 """
 
 from collections.abc import Sequence
@@ -72,7 +72,7 @@ class Evaluator:
         """
         answers = self._roles["rollout"].evaluate(self._asked, version).get()
         answered = self._batch.select(["prompt", "columns"]).union(answers)
-        scores = self._roles["reward"].score(answered.select(["prompt", "response", "columns"])).get()
+        scores = self._roles["reward"].evaluate(answered.select(["prompt", "response", "columns"])).get()
         return answered.union(scores)
 
 

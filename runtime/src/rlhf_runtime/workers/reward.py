@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from rlhf_api import RuntimeConfig
 
+from rlhf_runtime.checkpoint import randomness
 from rlhf_runtime.errors import RewardError
 from rlhf_runtime.protocol import VALID, DataProto
 from rlhf_runtime.rewards import model_path
@@ -70,3 +71,12 @@ class RewardWorker(SavedWorker):
                 f"Fix: lower the weights, or the scores that the functions return"
             )
         return DataProto.from_dict(tensors)
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def evaluate(self, batch: DataProto) -> DataProto:
+        """`score` of responses to held-out prompts; functions that draw numbers go on as if it had not been called."""
+        generators = randomness.capture()
+        try:
+            return self.score(batch)
+        finally:
+            randomness.restore(generators)
