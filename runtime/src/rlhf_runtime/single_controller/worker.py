@@ -120,7 +120,7 @@ class Rendezvous:
 
     def __init__(self, seat: Seat, timeout_seconds: float):
         self._seat = seat
-        self._timeout = timedelta(seconds=timeout_seconds)
+        self._timeout_seconds = timeout_seconds
         self._store: TCPStore | None = None
 
     def prepare_environment(self) -> None:
@@ -144,9 +144,9 @@ class Rendezvous:
 
     def open_store(self, host: str) -> tuple[str, int]:
         """On rank 0: bind a free port at once and say which."""
-        from torch.distributed import TCPStore
+        from rlhf_runtime.store import open_store
 
-        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=self._timeout)
+        self._store = open_store(host, self._timeout_seconds)
         return host, self._store.port
 
     def join(self, address: tuple[str, int]) -> None:
@@ -161,8 +161,9 @@ class Rendezvous:
             torch.cuda.set_device(0)
             backend = "cpu:gloo,cuda:nccl"
         host, port = address
-        store = self._store or TCPStore(host, port, is_master=False, timeout=self._timeout)
-        init_process_group(backend, store=store, rank=seat.rank, world_size=seat.world_size, timeout=self._timeout)
+        timeout = timedelta(seconds=self._timeout_seconds)
+        store = self._store or TCPStore(host, port, is_master=False, timeout=timeout)
+        init_process_group(backend, store=store, rank=seat.rank, world_size=seat.world_size, timeout=timeout)
 
     def require_device(self) -> None:
         """Refuse to go on without the device that the group computes on.
