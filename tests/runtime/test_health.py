@@ -1,6 +1,6 @@
-"""Signs of life of real processes over real sockets, without Ray, and what is concluded from them."""
+"""Signs of life of real processes over real sockets, without Ray."""
 
-import os
+import errno
 import re
 import signal
 import socket
@@ -10,16 +10,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import count
 
 import pytest
 from rlhf_runtime.errors import InfrastructureError
-from rlhf_runtime.single_controller import probe, watch
+from rlhf_runtime.single_controller import health, probe, watch
 from rlhf_runtime.single_controller.health import HealthMonitor
-from rlhf_runtime.single_controller.probe import Finding, ProcessId
-from rlhf_runtime.single_controller.pulse import Beacon, Beat
+from rlhf_runtime.single_controller.probe import Finding
+from rlhf_runtime.single_controller.pulse import Beacon
 from rlhf_runtime.single_controller.verdict import Member
-from rlhf_runtime.single_controller.watch import Question, Ward, Watch
+from rlhf_runtime.single_controller.watch import Question
 
 WORKER = """
 import ctypes, os, sys, threading
@@ -223,188 +222,73 @@ def test_a_group_that_comes_after_the_verdict_is_refused_with_it(workers: Worker
     assert str(error.value) == told
 
 
-# What is concluded, on a clock of its own.
-
-
-def watched(ranks: int, timeout: float | None = 100.0) -> tuple[Watch, list[Ward]]:
-    """A watch whose members all said hello at second 0."""
-    watch = Watch()
-    watch.expect("token", [Member("actor", rank, "10.0.0.1", node_id="n") for rank in range(ranks)], timeout, 0.0)
-    wards = [watch.hello("token", rank, ProcessId(100 + rank, 1), 0, object(), 0.0) for rank in range(ranks)]
-    return watch, wards
-
-
-def test_silence_is_asked_about_once_and_again_after_the_answer() -> None:
-    watch, (ward,) = watched(1)
-    assert watch.questions(7.0) == []
-    [question] = watch.questions(11.0)
-    assert watch.questions(12.0) == []
-    watch.answer(question, Finding("working", 0, 100), 13.0)
-    assert watch.questions(14.0) == []
-    assert len(watch.questions(17.0)) == 1
-    watch.beat(ward, Beat(), 20.0)
-    assert watch.verdict is None
-
-
-def test_a_process_is_ended_as_stuck_only_if_it_is_still_silent_when_found_waiting_again() -> None:
-    watch, (ward,) = watched(1)
-    for now in (11.0, 31.0):
-        [question] = watch.questions(now)
-        assert question.fatal == ("stopped",)
-        watch.answer(question, Finding("waiting", 0, 100), now + 1)
-        if now == 11.0:
-            watch.beat(ward, Beat(), 20.0)
-    [question] = watch.questions(36.0)
-    assert "waiting" in question.fatal
-    watch.answer(question, Finding("waiting", 0, 100), 37.0)
-    assert "stuck worker that gave no sign of life for 17 s" in str(watch.verdict.error())
-
-
-def test_a_silent_process_that_works_has_two_minutes() -> None:
-    watch, _ = watched(1)
-    for now in count(11.0, 6.0):
-        [question] = watch.questions(now)
-        watch.answer(question, Finding("working", 0, 100), now)
-        if watch.verdict is not None:
-            break
-    assert 120 <= now < 130
-    assert "busy worker that gave no sign of life for 12" in str(watch.verdict.error())
-
-
-def test_a_node_that_does_not_answer_is_told() -> None:
-    watch, _ = watched(1)
-    watch.questions(11.0)
-    watch.questions(27.0)
-    assert "no sign of life and no answer from its node" in str(watch.verdict.error())
-
-
-def test_a_lost_connection_alone_is_no_verdict() -> None:
-    watch, (ward,) = watched(1)
-    watch.lost(ward, ward.channel)
-    [question] = watch.questions(1.0)
-    watch.answer(question, Finding("waiting", 0, 100), 2.0)
-    assert watch.verdict is None
-    old = object()
-    watch.hello("token", 0, ProcessId(100, 1), 0, object(), 3.0)
-    watch.lost(ward, old)  # the end of the earlier connection is noticed late
-    assert watch.questions(9.0) == []
-
-
-def test_memory_that_ran_out_is_told() -> None:
-    watch, (ward,) = watched(1)
-    watch.lost(ward, ward.channel)
-    [question] = watch.questions(1.0)
-    watch.answer(question, Finding("gone", 1, 100), 2.0)
-    assert "killed by the kernel as memory ran out" in str(watch.verdict.error())
-
-
-def test_the_first_verdict_stands() -> None:
-    watch, wards = watched(2)
-    for ward in wards:
-        watch.trace(ward, "Fatal Python error: Aborted")
-        watch.lost(ward, ward.channel)
-    assert watch.verdict.member.rank == 0
-
-
-def unborn(*groups: str) -> Watch:
-    """A watch over groups of one worker, all on one node, of which none said hello."""
-    watch = Watch()
-    for group in groups:
-        watch.expect(group, [Member(group, 0, "10.0.0.1", node_id="n")], None, 0.0)
-    return watch
-
-
-def test_a_worker_stopped_before_its_hello_is_the_one_that_ray_then_misses() -> None:
-    watch = unborn("actor", "rollout")
-    [question] = watch.questions(16.0)
-    watch.answer(question, Finding("stopped", 0, 77), 17.0)
-    assert watch.verdict is None
-    watch.stillborn("rollout", 0, 77, "killed")
-    told = str(watch.verdict.error())
-    assert told.startswith("group `rollout`, rank 0 (pid 77 on node 10.0.0.1): got a stopped worker (before its start)")
-
-
-def test_a_stopped_process_found_for_another_is_told_as_the_member_that_it_is() -> None:
-    watch, (ward,) = watched(1)
-    watch.expect("late", [Member("rollout", 0, "10.0.0.1", node_id="n")], None, 0.0)
-    [asked_late] = [question for question in watch.questions(16.0) if question.ward is not ward]
-    watch.answer(asked_late, Finding("stopped", 0, ward.process.pid), 17.0)
-    assert watch.verdict.member == ward.member
-
-
-@pytest.mark.parametrize(
-    ("finding", "got"), [(Finding("stopped", 0, 7), "stopped"), (Finding("working", 0), "dead"), (None, "dead")]
-)
-def test_a_death_before_the_hello_waits_for_the_answer_that_may_explain_it(finding: Finding | None, got: str) -> None:
-    watch = unborn("actor")
-    [question] = watch.questions(16.0)
-    watch.stillborn("actor", 0, 7, "killed")
-    assert watch.verdict is None
-    watch.answer(question, finding, 17.0)
-    assert f"(pid 7 on node 10.0.0.1): got a {got} worker" in str(watch.verdict.error())
-
-
-def test_a_worker_that_died_before_its_hello_is_told_unless_its_group_was_ended() -> None:
-    watch = Watch()
-    watch.expect("token", [Member("actor", 0, "10.0.0.1")], None, 0.0)
-    watch.stillborn("ended", 0, 6, "killed")
-    assert watch.verdict is None
-    watch.stillborn("token", 0, 7, "killed")
-    assert "(pid 7 on node 10.0.0.1): got a dead worker (killed, before its start)" in str(watch.verdict.error())
-
-
-def test_a_monitor_that_slept_blames_nobody() -> None:
-    watch, _ = watched(1)
-    watch.overslept(300.0)
-    assert watch.questions(301.0) == []
-
-
-def test_the_rank_that_others_wait_for_is_named_with_its_place() -> None:
-    watch, wards = watched(3)
-    for ward in wards:
-        watch.beat(ward, Beat("policy.update", 1.0, 7, "torch_engine.py:232 accumulate"), 10.0)
-    for rank in (0, 2):
-        watch.beat(wards[rank], Beat("policy.update", 1.0, 8, "optimizer.py:83 step", "all_reduce"), 20.0)
-    watch.compare_ranks(109.0)
-    assert watch.verdict is None
-    watch.compare_ranks(111.0)
-    told = str(watch.verdict.error())
-    assert "rank 1 (pid 101 on node 10.0.0.1): got a collective without it" in told
-    assert "rank 1 in policy.update at torch_engine.py:232 accumulate" in told
-    assert "while rank 0, 2 waited 91 s in all_reduce (in policy.update at optimizer.py:83 step)" in told
-
-
-def test_ranks_that_never_wait_for_each_other_are_not_compared() -> None:
-    watch, wards = watched(2, timeout=None)
-    watch.beat(wards[0], Beat("generate", 1.0, 5), 1.0)
-    watch.compare_ranks(1e6)
-    assert watch.verdict is None
-
-
-@pytest.mark.parametrize("name", ["a b", "x) R 1 2 (y"])
-def test_a_process_is_read_whatever_its_name(name: str) -> None:
-    rename = f"import ctypes, time; ctypes.CDLL(None).prctl(15, {name.encode()!r}); print(flush=True); time.sleep(60)"
-    with subprocess.Popen([sys.executable, "-c", rename], stdout=subprocess.PIPE) as process:
-        process.stdout.readline()
-        reading = probe.Reading.of(process.pid)
-        process.kill()
-    assert reading.parent == os.getpid()
-    assert reading.states <= {"S", "R"}
-
-
-def test_a_number_given_to_a_later_process_is_not_taken_for_the_worker() -> None:
-    assert probe.examine(ProcessId(os.getpid(), 1), ("waiting", "working")).state == "gone"
-    assert probe.examine(probe.this_process(), ()).state in ("waiting", "working")
-
-
-def test_a_stopped_sibling_is_found_and_ended() -> None:
-    look = (
-        "import subprocess, sys; from rlhf_runtime.single_controller.probe import examine_siblings\n"
-        "print(examine_siblings().pid)"
+def test_a_stopped_child_process_is_ended_and_named_with_its_parent(workers: Workers) -> None:
+    workers.start()
+    start = (
+        "part = multiprocessing.get_context('spawn').Process(target=time.sleep, args=(600,), name='VllmWorker-1')\n"
+        "part.start(); os.kill(part.pid, 19)\n"
     )
-    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    sleeper.send_signal(signal.SIGSTOP)
-    os.waitid(os.P_PID, sleeper.pid, os.WSTOPPED | os.WNOWAIT)
-    found = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout
-    assert int(found) == sleeper.pid
-    assert sleeper.wait(10) == -signal.SIGKILL
+    # As a tensor-parallel engine, it waits for what never comes.
+    workers.tell(f"import multiprocessing, time\n{start}part.join(); time.sleep(600)")
+    told = message(workers, within=30.0)
+    assert re.search(r"got a stopped child process \(VllmWorker-1, pid \d+\), now killed \(in policy.update", told)
+    pid = int(re.search(r"VllmWorker-1, pid (\d+)", told)[1])
+    deadline = time.monotonic() + 10
+    while probe.Reading.of(pid) is not None:
+        assert time.monotonic() < deadline, "the child is left, stopped"
+
+
+def test_an_end_that_fails_keeps_no_other_group_alive(workers: Workers) -> None:
+    def fail() -> None:
+        raise RuntimeError("Ray is gone")
+
+    workers.monitor.watch([Member("rollout", 0, "10.0.0.1")], None, fail)
+    workers.start()
+    workers.tell("os.abort()")
+    assert "got a dead worker" in message(workers)
+
+
+def test_a_monitor_that_fails_ends_the_run_and_says_so(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(now: float) -> None:
+        raise ZeroDivisionError("a bug")
+
+    workers.start()
+    monkeypatch.setattr(workers.monitor._watch, "compare_ranks", fail)
+    assert message(workers) == (
+        "health monitor: got ZeroDivisionError: a bug; expected a watch over all workers. Fix: run again"
+    )
+    assert workers.monitor.verdict(within=600.0) is not None
+
+
+def test_a_connection_that_cannot_be_accepted_is_tried_again(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = iter([OSError(errno.EMFILE, "Too many open files")] * 3)
+    accept, accepted = socket.socket.accept, threading.Event()
+
+    def short_of_files(self: socket.socket) -> tuple:
+        for error in failures:
+            raise error
+        accepted.set()
+        return accept(self)
+
+    monkeypatch.setattr(socket.socket, "accept", short_of_files)
+    workers.start()
+    assert accepted.wait(20)
+    assert workers.monitor.verdict(within=600.0) is None
+
+
+def test_a_connection_over_which_nobody_says_hello_is_closed(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "HELLO_SECONDS", 0.5)
+    beacon = workers.start()
+    with socket.create_connection((beacon.host, beacon.port), timeout=10) as silent:
+        assert silent.recv(1) == b""
+    assert workers.monitor.verdict(within=600.0) is None
+
+
+def test_workers_made_while_another_group_failed_are_refused(workers: Workers) -> None:
+    late = workers.monitor.watch([Member("late", 0, "10.0.0.1")], None, lambda: None)
+    workers.start()
+    workers.tell("os.abort()")
+    told = message(workers)
+    with pytest.raises(InfrastructureError) as error:
+        workers.monitor.attend(late, [])
+    assert str(error.value) == told

@@ -89,8 +89,10 @@ def test_samples_are_kept_as_they_are(finished):
 def test_the_timeline_has_a_track_a_worker(finished):
     folder, _, _ = finished
     events = json.loads((folder / "timeline.json").read_text())
-    names = {event["pid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
     assert sorted(names.values()) == ["actor/training", "rollout"]
+    tracks = [(names[e["pid"]], e["tid"], e["args"]["name"]) for e in events if e["name"] == "thread_name"]
+    assert tracks == [("actor/training", 0, "rank 0"), ("actor/training", 1, "rank 1"), ("rollout", 0, "rank 0")]
     spans = [event for event in events if event["ph"] == "X"]
     assert len(spans) == 3 * 12
     assert [(names[s["pid"]], s["tid"], s["name"], s["ts"], s["dur"]) for s in spans if s["args"] == {"step": 2}] == [

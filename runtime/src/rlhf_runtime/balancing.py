@@ -2,8 +2,9 @@
 
     ResponseLengths.forecast -> `expected_tokens` -> BALANCED: longest first, each to the engine with the least to do
 
-The samples of a prompt stay together, so that one engine reads it, once, and its prefix cache serves the others. What is sampled for a row depends on its own seed, not on its engine, so balancing changes when a response is there and
-never what it says.
+The samples of a prompt stay together, so that one engine reads it, once, and its prefix cache serves the others. What
+is sampled for a row depends on its own seed, not on its engine, so balancing changes when a response is there and never
+what it says.
 """
 
 import heapq

@@ -12,6 +12,7 @@ PHASE_OF: Mapping[str, str] = {
     "update": "update",
     "pause": "sync",
     "send_weights": "sync",
+    "transfer_weights": "sync",
     "publish_weights": "sync",
     "received_weights": "sync",
     "resume": "sync",

@@ -24,6 +24,7 @@ class Timeline:
         self._path = path
         self._file: TextIO  # from start to close
         self._groups: dict[str, int] = {}
+        self._ranks: set[tuple[int, int]] = set()
 
     def start(self, config: RuntimeConfig, earlier: Sequence[StepMetrics]) -> None:
         """Begin the file anew, with the calls of earlier steps."""
@@ -33,8 +34,10 @@ class Timeline:
         self._file.write("[")
         self._separator = "\n"
         for event in kept:
-            if event["ph"] == "M":
+            if event["ph"] == "M" and event["name"] == "process_name":
                 self._groups[event["args"]["name"]] = event["pid"]
+            elif event["ph"] == "M":
+                self._ranks.add((event["pid"], event["tid"]))
             if event["ph"] == "M" or event["args"]["step"] <= earlier[-1]["step"]:
                 self._write(**event)
 
@@ -42,12 +45,14 @@ class Timeline:
         """Write a step's spans."""
         for span in record.spans:
             name = span.method if span.role is None else f"{span.role}.{span.method}"
+            group = self._group(span.group)
+            self._name_track(group, span.rank)
             self._write(
                 name=name,
                 ph="X",
                 ts=round(span.start * 1e6),
                 dur=round((span.end - span.start) * 1e6),
-                pid=self._group(span.group),
+                pid=group,
                 tid=span.rank,
                 args={"step": record.metrics["step"]},
             )
@@ -64,6 +69,12 @@ class Timeline:
             self._groups[name] = len(self._groups) + 1
             self._write(ph="M", name="process_name", pid=self._groups[name], args={"name": name})
         return self._groups[name]
+
+    def _name_track(self, group: int, rank: int) -> None:
+        """Name the track of a worker once."""
+        if (group, rank) not in self._ranks:
+            self._ranks.add((group, rank))
+            self._write(ph="M", name="thread_name", pid=group, tid=rank, args={"name": f"rank {rank}"})
 
     def _write(self, **event: Any) -> None:
         self._file.write(self._separator + json.dumps(event, separators=(",", ":")))

@@ -106,6 +106,7 @@ def _in_words(error: RayError, member: Member) -> Exception:
 def _what_ray_knows(error: RayError, member: Member, verdict: Verdict) -> str:
     """What else Ray knows of the end of the worker that the verdict names."""
     cause = _innermost(error)
-    same = cause is error and (member.group, member.rank) == (verdict.member.group, verdict.member.rank)
+    named = verdict.member
+    same = cause is error and named is not None and (member.group, member.rank) == (named.group, named.rank)
     # Memory is the node's: Ray ends several workers at once, and tells all of them why.
     return exit_known(cause) if same or isinstance(cause, OutOfMemoryError) else ""

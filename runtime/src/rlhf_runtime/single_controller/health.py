@@ -7,6 +7,7 @@ One thread and one socket on the driver. What a verdict means stands in `watch`.
 """
 
 import json
+import logging
 import secrets
 import selectors
 import socket
@@ -14,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self
 
@@ -26,14 +27,20 @@ from rlhf_runtime.single_controller.probe import Finding, ProcessId, examine, ex
 from rlhf_runtime.single_controller.pulse import Beacon, Beat
 from rlhf_runtime.single_controller.ray_errors import pid_of, reason
 from rlhf_runtime.single_controller.verdict import Member, Verdict
-from rlhf_runtime.single_controller.watch import Question, Ward, Watch
+from rlhf_runtime.single_controller.watch import PROBE_SECONDS, Question, Ward, Watch
 
 TICK_SECONDS = 0.5
 """How often silences are looked at."""
 OVERSLEPT_SECONDS = 4.0
 """A tick that comes so late says that this process was stopped or had no CPU, as its workers may have been."""
+HELLO_SECONDS = 10.0
+"""A connection that has not said hello by then is closed."""
+ACCEPT_PAUSE_SECONDS = 0.1
+"""Before the next try to accept a connection that could not be, as by a lack of file descriptors."""
 MOST_BYTES = 1 << 16
 """Most bytes of one line."""
+
+logger = logging.getLogger(__name__)
 
 Prober = Callable[[Question], "Future[Finding]"]
 """Asks a suspect's node."""
@@ -61,6 +68,8 @@ class _Connection:
     socket: socket.socket
     buffer: bytes = b""
     """The line that is not complete yet."""
+    since: float = field(default_factory=time.monotonic)
+    """When it was made."""
     ward: Ward | None = None
     """None until it said hello."""
 
@@ -121,7 +130,13 @@ class HealthMonitor:
         Args:
             beacon: The group's.
             starts: The first call on each of its workers, in rank order.
+
+        Raises:
+            InfrastructureError: when there was a verdict since `watch`: its end did not reach the later workers.
         """
+        with self._changed:
+            if self._watch.verdict is not None:
+                raise self._watch.verdict.error()
         for rank, start in enumerate(starts):
             start.future().add_done_callback(partial(self._note_start, beacon.token, rank))
 
@@ -145,7 +160,8 @@ class HealthMonitor:
         """
         asked = time.monotonic()
         with self._changed:
-            self._changed.wait_for(lambda: self._watch.verdict or self._is_clear(asked, within))
+            longest = within + 2 * PROBE_SECONDS
+            self._changed.wait_for(lambda: self._watch.verdict or self._is_clear(asked, within), longest)
             return self._watch.verdict
 
     def killed_children(self, member: Member) -> tuple[str, ...]:
@@ -165,35 +181,57 @@ class HealthMonitor:
             self._thread = None
 
     def _run(self) -> None:
+        """Watch until `close`. Where that fails, nobody would notice a lost worker, so the run ends at once."""
+        try:
+            self._serve_all()
+        except Exception as error:
+            logger.exception("The health monitor failed")
+            with self._changed:
+                self._watch.fail(f"{type(error).__name__}: {error}")
+                self._changed.notify_all()
+            self._end_groups()
+
+    def _serve_all(self) -> None:
         with selectors.DefaultSelector() as selector, self._woken:
             selector.register(self._listener, selectors.EVENT_READ)
             selector.register(self._woken, selectors.EVENT_READ)
-            last = time.monotonic()
-            while True:
-                ready = [key for key, _ in selector.select(TICK_SECONDS)]
-                if any(key.fileobj is self._woken for key in ready):
-                    break
-                with self._changed:
-                    for key in ready:
-                        self._serve(selector, key.data)
-                    now = time.monotonic()
-                    if now - last > OVERSLEPT_SECONDS:
-                        self._watch.overslept(now)
-                    last = now
-                    questions = self._judge(now)
-                    ends = self._take_ends()
-                    self._changed.notify_all()
-                # Outside the lock, as Ray may take its time.
-                for end in ends:
-                    end()
-                self._probes += [(question, self._ask(question)) for question in questions]
-            for key in list(selector.get_map().values()):
-                key.fileobj.close()  # type: ignore[union-attr]
+            try:
+                last: float | None = time.monotonic()
+                while last is not None:
+                    last = self._tick(selector, last)
+            finally:
+                for key in list(selector.get_map().values()):
+                    key.fileobj.close()  # type: ignore[union-attr]
+
+    def _tick(self, selector: selectors.BaseSelector, last: float) -> float | None:
+        """Listen for a moment and judge. When that was, for the next one; None when it was the last."""
+        ready = [key for key, _ in selector.select(TICK_SECONDS)]
+        if any(key.fileobj is self._woken for key in ready):
+            return None
+        with self._changed:
+            for key in ready:
+                self._serve(selector, key.data)
+            now = time.monotonic()
+            if now - last > OVERSLEPT_SECONDS:
+                self._watch.overslept(now)
+            self._close_silent(selector, now)
+            questions = self._judge(now)
+            standing = self._watch.standing(now)
+            self._changed.notify_all()
+        for told in standing:
+            logger.warning("%s; it waits for something outside, or is stuck", told)
+        self._end_groups()
+        self._probes += [(question, self._ask(question)) for question in questions]
+        return now
 
     def _serve(self, selector: selectors.BaseSelector, connection: _Connection | None) -> None:
         """Take a new connection, or read what one has to say."""
         if connection is None:
-            accepted, _ = self._listener.accept()
+            try:
+                accepted, _ = self._listener.accept()
+            except OSError:
+                time.sleep(ACCEPT_PAUSE_SECONDS)  # the listener stays ready
+                return
             selector.register(accepted, selectors.EVENT_READ, _Connection(accepted))
             return
         try:
@@ -210,6 +248,13 @@ class HealthMonitor:
         connection.socket.close()
         if connection.ward is not None:
             self._watch.lost(connection.ward, connection)
+
+    def _close_silent(self, selector: selectors.BaseSelector, now: float) -> None:
+        """Close connections over which nobody said who it is."""
+        for key in list(selector.get_map().values()):
+            if key.data is not None and key.data.ward is None and now - key.data.since > HELLO_SECONDS:
+                selector.unregister(key.fileobj)
+                key.data.socket.close()
 
     def _hear(self, connection: _Connection, line: bytes) -> bool:
         """One line. Whether more of them are wanted: not from strangers."""
@@ -241,13 +286,19 @@ class HealthMonitor:
         self._watch.compare_ranks(now)
         return [] if self._watch.verdict else self._watch.questions(now)
 
-    def _take_ends(self) -> list[Callable[[], None]]:
-        """Upon a verdict, what ends the groups; each once."""
-        if self._watch.verdict is None:
-            return []
-        ends = list(self._ends.values())
-        self._ends.clear()
-        return ends
+    def _end_groups(self) -> None:
+        """Upon a verdict, end every group once, whether or not the end of another fails."""
+        with self._changed:
+            if self._watch.verdict is None:
+                return
+            ends = list(self._ends.values())
+            self._ends.clear()
+        # Outside the lock, as Ray may take its time.
+        for end in ends:
+            try:
+                end()
+            except Exception:
+                logger.exception("A worker group could not be ended")
 
     def _ask(self, question: Question) -> "Future[Finding]":
         try:

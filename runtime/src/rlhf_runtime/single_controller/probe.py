@@ -56,6 +56,16 @@ class Reading:
     parent: int
     """Process id of its parent."""
 
+    @property
+    def stopped(self) -> bool:
+        """Whether it is stopped, as by SIGSTOP."""
+        return _STOPPED in self.states
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU time that it has used."""
+        return self.cpu_ticks / os.sysconf("SC_CLK_TCK")
+
     @classmethod
     def of(cls, pid: int) -> "Reading | None":
         """The reading of a process that is there and no zombie."""
@@ -107,7 +117,7 @@ def examine_siblings() -> Finding:
     """
     for entry in Path("/proc").iterdir():
         reading = Reading.of(int(entry.name)) if entry.name.isdigit() else None
-        if reading and reading.parent == os.getppid() and _STOPPED in reading.states:
+        if reading and reading.parent == os.getppid() and reading.stopped:
             _kill(int(entry.name))
             return Finding("stopped", oom_kills(), int(entry.name))
     return Finding("working", oom_kills())
@@ -117,15 +127,15 @@ def _state(process: ProcessId) -> State:
     first = Reading.of(process.pid)
     if first is None or first.started != process.started:
         return "gone"
-    if _STOPPED in first.states:
+    if first.stopped:
         return "stopped"
     time.sleep(SAMPLE_SECONDS)
     second = Reading.of(process.pid)
     if second is None or second.started != process.started:
         return "gone"
-    if _STOPPED in second.states:
+    if second.stopped:
         return "stopped"
-    used = (second.cpu_ticks - first.cpu_ticks) / os.sysconf("SC_CLK_TCK")
+    used = second.cpu_seconds - first.cpu_seconds
     return "working" if used >= WORKING_SHARE * SAMPLE_SECONDS or _DISK in second.states else "waiting"
 
 

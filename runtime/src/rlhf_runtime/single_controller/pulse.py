@@ -1,8 +1,10 @@
 """The sign of life of a worker: one thread and one connection to the driver's monitor, a line of JSON a second.
 
     hello  {"token", "rank", "pid", "started", "oom_kills"}
-    beat   {"activity", "since", "collectives", "at", "waits", "killed"}   each second, and when a call begins or ends
-    bye    {"bye": true}                                                   before the process ends itself
+    beat   {"activity", "since", "collectives", "at", "waits", "cpu_seconds", "killed", "stopped"}
+           each second, and when a call begins or ends
+    bye    {"bye": true}
+           before the process ends itself
 
 What comes between is text: a fatal signal writes its name and the stack straight to the connection. A monitor that
 cannot be reached, or is gone, never harms the worker. Imports neither Ray nor torch.
@@ -22,12 +24,14 @@ import time
 from dataclasses import asdict, dataclass, field
 from types import FrameType
 
-from rlhf_runtime.single_controller.probe import oom_kills, this_process
+from rlhf_runtime.single_controller.probe import Reading, oom_kills, this_process
 
 BEAT_SECONDS = 1.0
 """From one beat to the next."""
 PAUSE_SECONDS = 0.1
 """At least so long between beats, however short the calls are."""
+STOPPED_SECONDS = 8.0
+"""A child process that is stopped for so long is ended: what waits for it would wait for ever."""
 IO_SECONDS = 5.0
 """How long a connection or a line may take."""
 
@@ -69,8 +73,12 @@ class Beat:
     """Where its main thread stands outside of libraries, as `file.py:line function`."""
     waits: str = ""
     """The function of torch.distributed that one of its threads stands in."""
+    cpu_seconds: float = 0.0
+    """CPU time that it and its child processes have used."""
     killed: tuple[str, ...] = ()
     """Its latest child processes that ended by a signal, for people."""
+    stopped: tuple[str, ...] = ()
+    """Its latest child processes that were stopped and so ended here, for people."""
 
 
 class Pulse:
@@ -133,7 +141,8 @@ class Pulse:
         faulthandler.register(signal.SIGTERM, file=connection, all_threads=False, chain=True)
         while True:
             self._news.clear()
-            _send(connection, asdict(beat_of(self._activity, self._children.killed())))
+            self._children.look()
+            _send(connection, asdict(beat_of(self._activity, self._children)))
             time.sleep(PAUSE_SECONDS)
             self._news.wait(BEAT_SECONDS - PAUSE_SECONDS)
             if self._stopped:
@@ -154,29 +163,57 @@ class Children:
 
     def __init__(self) -> None:
         self._alive: set[multiprocessing.process.BaseProcess] = set()
-        self._killed: list[str] = []
+        self._stopped_for: dict[multiprocessing.process.BaseProcess, float] = {}
+        """Seconds for which each was seen stopped at every look; a look that came late says nothing of the time before,
+        as this process may have been stopped along with them."""
+        self._looked = time.monotonic()
+        self.killed: tuple[str, ...] = ()
+        """The latest ones that ended by a signal, for people."""
+        self.cpu_seconds = 0.0
+        """CPU time that those have used which are alive."""
+        self.stopped: tuple[str, ...] = ()
+        """The latest ones that were stopped and ended here."""
 
-    def killed(self) -> tuple[str, ...]:
-        """The latest ones that ended by a signal. Leaves it to their owner to wait for them."""
+    def look(self) -> None:
+        """See what became of them, and end those that are stopped. Leaves it to their owner to wait for them."""
         self._alive |= multiprocessing.process._children  # type: ignore[attr-defined]
-        ended = {child: child._popen for child in self._alive}  # type: ignore[attr-defined]
-        for child, process in ended.items():
+        last, self._looked = self._looked, time.monotonic()
+        seconds, self.cpu_seconds = min(self._looked - last, BEAT_SECONDS), 0.0
+        processes = {child: child._popen for child in self._alive}  # type: ignore[attr-defined]
+        for child, process in processes.items():
             if process is not None and process.returncode is None:
+                reading = Reading.of(process.pid)
+                self.cpu_seconds += reading.cpu_seconds if reading else 0.0
+                stopped_for = self._stopped_for.get(child, 0.0) + seconds if reading and reading.stopped else 0.0
+                if stopped_for > STOPPED_SECONDS:
+                    child.kill()
+                    self.stopped = (*self.stopped, f"{child.name}, pid {process.pid}")[-_CHILDREN:]
+                    stopped_for = 0.0
+                self._stopped_for[child] = stopped_for
                 continue
             self._alive.remove(child)
+            self._stopped_for.pop(child, None)
             if process is not None and process.returncode < 0:
-                self._killed.append(f"{child.name}, pid {process.pid}, by {signal.Signals(-process.returncode).name}")
-        self._killed = self._killed[-_CHILDREN:]
-        return tuple(self._killed)
+                by = signal.Signals(-process.returncode).name
+                self.killed = (*self.killed, f"{child.name}, pid {process.pid}, by {by}")[-_CHILDREN:]
 
 
-def beat_of(activity: Activity, killed: tuple[str, ...]) -> Beat:
+def beat_of(activity: Activity, children: Children) -> Beat:
     """What this process does now."""
     frames = sys._current_frames()
     main = frames.get(threading.main_thread().ident or 0)
     method, since = activity or (None, 0.0)
     waits = next(filter(None, map(_collective, frames.values())), "")
-    return Beat(method, since, _collectives_begun(), _place(main), waits, killed)
+    return Beat(
+        activity=method,
+        since=since,
+        collectives=_collectives_begun(),
+        at=_place(main),
+        waits=waits,
+        cpu_seconds=time.process_time() + children.cpu_seconds,
+        killed=children.killed,
+        stopped=children.stopped,
+    )
 
 
 def _collectives_begun() -> int:

@@ -29,8 +29,8 @@ class Member:
 class Verdict:
     """Why the run cannot go on."""
 
-    member: Member
-    """Whose fault it is."""
+    member: Member | None
+    """Whose fault it is; None where the monitor itself failed."""
     got: str
     """What was found, for people."""
 
@@ -41,6 +41,8 @@ class Verdict:
             detail: What else is known of it.
         """
         got = f"{self.got}; {detail}" if detail else self.got
+        if self.member is None:
+            return InfrastructureError(f"health monitor: got {got}; expected a watch over all workers. Fix: run again")
         return InfrastructureError(
             f"{self.member}: got {got}; expected an answer. Fix: look in the node's logs for what ended it, such as "
             f"memory running out"

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from rlhf_runtime.single_controller.probe import Finding, ProcessId, State
+from rlhf_runtime.single_controller.probe import WORKING_SHARE, Finding, ProcessId, State
 from rlhf_runtime.single_controller.pulse import Beat
 from rlhf_runtime.single_controller.verdict import Member, Verdict
 
@@ -26,6 +26,9 @@ PROBE_AGAIN_SECONDS = 3.0
 """From an answer to the next question about the same member."""
 COLLECTIVE_SHARE = 0.9
 """Share of a group's time-out that its ranks may wait for one of them, so that this is told before torch gives up."""
+STILL_SECONDS = 120.0
+"""A member that stands in a call for so long without using a CPU is told of. It may wait for something outside, as a
+reward does for a server, so that is no verdict."""
 TRACE_LINES = 60
 """Most lines that are kept of what a crash wrote."""
 
@@ -52,6 +55,10 @@ class Ward:
     beat: Beat = field(default_factory=Beat)
     moved: float = 0.0
     """When it last called another method or began another collective."""
+    worked: float = 0.0
+    """When it last did that, stood elsewhere, used a CPU or waited for other ranks."""
+    still: bool = False
+    """Whether it was told of as standing still since."""
     trace: list[str] = field(default_factory=list)
     """What its process wrote besides beats since the latest one."""
     obituary: str = ""
@@ -113,7 +120,7 @@ class Watch:
         ward.member = replace(ward.member, pid=process.pid)
         ward.process, ward.oom_kills = process, oom_kills
         ward.channel, ward.took_leave = channel, False
-        ward.heard = ward.moved = now
+        ward.heard = ward.moved = ward.worked = now
         return ward
 
     def stillborn(self, token: str, rank: int, pid: int | None, reason: str) -> None:
@@ -128,8 +135,13 @@ class Watch:
         last = ward.beat
         if (beat.activity, beat.since, beat.collectives) != (last.activity, last.since, last.collectives):
             ward.moved = now
+        used = beat.cpu_seconds - last.cpu_seconds
+        if ward.moved == now or beat.at != last.at or beat.waits or used >= WORKING_SHARE * (now - ward.heard):
+            ward.worked, ward.still = now, False
         ward.beat, ward.heard, ward.waits = beat, now, False
         ward.trace.clear()
+        if beat.stopped and self._is_watched(ward):
+            self._settle(ward, f"a stopped child process ({'; '.join(beat.stopped)}), now killed ({ward.doing()})")
 
     def bye(self, ward: Ward) -> None:
         """A member ends itself."""
@@ -151,7 +163,7 @@ class Watch:
     def overslept(self, now: float) -> None:
         """The monitor itself did not run for a while, so that no silence until now means anything."""
         for ward in self._wards():
-            ward.heard = now
+            ward.heard = ward.worked = now
 
     def questions(self, now: float) -> list[Question]:
         """What is to be asked now; each has to be answered within `PROBE_SECONDS`."""
@@ -214,6 +226,17 @@ class Watch:
             if missing and waited > COLLECTIVE_SHARE * timeout:
                 self._settle(missing[0], _missing(missing, waiting, waited))
 
+    def standing(self, now: float) -> list[str]:
+        """Members that have just been found to stand still in a call, for people."""
+        still = [
+            ward
+            for ward in self._wards()
+            if ward.beat.activity and not ward.still and now - ward.worked > STILL_SECONDS and ward.channel is not None
+        ]
+        for ward in still:
+            ward.still = True
+        return [f"{ward.member}: {ward.doing()} for {now - ward.worked:.0f} s without using a CPU" for ward in still]
+
     def killed_children(self, member: Member) -> tuple[str, ...]:
         """Child processes of a member that ended by a signal."""
         wards = (ward for ward in self._wards() if (ward.member.group, ward.member.rank) == (member.group, member.rank))
@@ -248,6 +271,10 @@ class Watch:
             others = (other for other in self._wards() if other.process is None)
             same = [other for other in others if other.member.node_id == ward.member.node_id]
         return any(other.suspected or now - other.answered <= PROBE_AGAIN_SECONDS for other in same)
+
+    def fail(self, reason: str) -> None:
+        """Nobody watches from now on."""
+        self.verdict = self.verdict or Verdict(None, reason)
 
     def _settle(self, ward: Ward, got: str) -> None:
         self.verdict = self.verdict or Verdict(ward.member, got)

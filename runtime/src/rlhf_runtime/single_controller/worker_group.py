@@ -223,10 +223,9 @@ class RayWorkerGroup:
         ranks = self._ranks(call)
         answers: list[Answer] = gather(refs, [self._members[rank] for rank in ranks], self._health)
         *role, method = path
-        self._spans += [
-            Span(self.name, role[0] if role else None, method, rank, answer.start, answer.end)
-            for rank, answer in zip(ranks, answers, strict=True)
-        ]
+        for rank, answer in zip(ranks, answers, strict=True):
+            self._spans += [Span(self.name, None, name, rank, start, end) for name, start, end in answer.direct]
+            self._spans.append(Span(self.name, role[0] if role else None, method, rank, answer.start, answer.end))
         return mode.collect(call, [answer.value for answer in answers])
 
     def _ranks(self, call: Call) -> Sequence[int]:
@@ -294,6 +293,7 @@ def _attach(target: object, cls: type[Worker], group: RayWorkerGroup, *role: str
 
 
 def _kill(workers: Sequence[ActorHandle]) -> None:
+    """End the workers, as many of them as there are by now."""
     for worker in tuple(workers):
         ray.kill(worker)
 

@@ -45,7 +45,8 @@ def _by_rank(call: Call, results: list[Any]) -> list[Any]:
 
 DEALT = Mode(_deal, _by_rank)
 """Rows of the first argument, a `DataProto`, dealt out to the ranks one by one, as cards are, the others whole; padded
-so that all have as many. So the next m rows of all ranks together are the batch's next m, however many ranks there are."""
+so that all have as many. So the next m rows of all ranks together are the batch's next m, however many ranks there
+are."""
 
 
 def _count(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
