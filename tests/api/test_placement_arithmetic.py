@@ -1,5 +1,5 @@
 import pytest
-from rlhf_api.placement import capacity, fits, gpu_capacity
+from rlhf_api.placement import capacity, gpu_capacity, room
 
 NODE = {"CPU": 4.0, "GPU": 8.0, "pool-a": 1.0}
 
@@ -35,9 +35,8 @@ def test_a_share_of_a_gpu_comes_from_one_gpu():
 )
 def test_the_most_that_each_strategy_places_on_three_nodes(strategy, most):
     nodes, bundle = [{"GPU": 8.0}] * 3, {"GPU": 1.0}
-    assert fits(nodes, bundle, most, strategy)
-    assert not fits(nodes, bundle, most + 1, strategy)
+    assert room([capacity(node, bundle) for node in nodes], strategy) == most
 
 
 def test_nothing_fits_on_no_node():
-    assert not fits([], {"CPU": 1.0}, 1, "PACK")
+    assert room([], "PACK") == room([], "STRICT_PACK") == 0

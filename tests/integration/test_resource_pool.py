@@ -81,13 +81,13 @@ def test_pools_that_do_not_fit_together_are_refused_before_they_are_made(pool: R
     assert set(placement_group_table()) == known
 
 
-def test_the_pools_of_a_job_come_and_go_together(pool: RayResourcePool) -> None:
+def test_the_pools_of_a_job_are_had_by_name(pool: RayResourcePool) -> None:
     manager = ResourcePoolManager([worker_group("a", ["policy", "critic"], 1, 0.1)], 30.0)
     known = live_placement_groups()
     manager.create()
     assert live_placement_groups() == known | {"a"}
     assert len(manager.pools["a"].bundle_nodes) == 1
-    manager.shutdown()
+    manager.pools["a"].remove()
     assert live_placement_groups() == known
 
 

@@ -13,7 +13,7 @@ import ray
 import torch
 from ray import cloudpickle
 from rlhf_api.runtime_config import LocalNode
-from rlhf_runtime.errors import InfrastructureError, InputError, PlacementError, RewardError
+from rlhf_runtime.errors import InfrastructureError, PlacementError, RewardError
 from rlhf_runtime.protocol import DataProto
 from rlhf_runtime.ragged import from_values, ragged
 from rlhf_runtime.single_controller import (
@@ -136,53 +136,16 @@ class Scorer(Worker):
         return time.time()
 
 
-class Engine(Worker):
-    """A worker that talks to no other, such as a rollout engine."""
-
-    needs_process_group = False
-
-    @register()
-    def devices(self) -> str:
-        return os.environ["CUDA_VISIBLE_DEVICES"]
-
-    @register()
-    def environment(self) -> list[str]:
-        return [os.environ[name] for name in ("FROM_GROUP", "FROM_CLUSTER", "PYTHONPATH")]
-
-    @register()
-    def names(self) -> set[str]:
-        return set(os.environ)
-
-    def plain(self, value: int) -> int:
-        return value + 1
-
-
-class Unready(Engine):
-    def __init__(self):
-        raise InputError("models.policy: got no folder; expected one. Fix: name it")
-
-
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     nodes = [LocalNode(pool=name, device="cuda", resources={"CPU": 1.0, "GPU": 2.0, name: 1.0}) for name in ("a", "b")]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SECRET_OF_THE_DRIVER", "hunter2")
-        with LocalCluster(nodes, python_path=["/of/rewards"], env_vars={"FROM_CLUSTER": "yes"}):
-            yield
+    with LocalCluster(nodes):
+        yield
 
 
 @pytest.fixture(scope="module")
 def pool(cluster: None) -> Iterator[RayResourcePool]:
     pool = RayResourcePool("actor", 2, {"CPU": 0.5, "GPU": 1.0}, "STRICT_SPREAD")
-    reserve([pool], 30)
-    yield pool
-    pool.remove()
-
-
-@pytest.fixture(scope="module")
-def single(cluster: None) -> Iterator[RayResourcePool]:
-    """One bundle, for what needs one worker."""
-    pool = RayResourcePool("single", 1, {"CPU": 0.25}, "PACK")
     reserve([pool], 30)
     yield pool
     pool.remove()
@@ -366,45 +329,3 @@ def test_a_worker_may_hold_several_bundles_of_one_node(four: RayResourcePool, po
     result = pairs.async_run_method_batch("triple", batch_of(3)).get()
     pairs.shutdown()
     assert result.batch["rank"].tolist() == [0, 0, 1]
-
-
-def test_an_engine_sees_the_devices_of_its_siblings_and_answers_by_handle(
-    pool: RayResourcePool, group: RayWorkerGroup
-) -> None:
-    engines = RayWorkerGroup(
-        pool, RayClassWithInitArgs(Engine), visible_devices_from=group, env_vars={"FROM_GROUP": "1"}, name="rollout"
-    )
-    siblings = ray.get([worker.host_devices.remote() for worker in group.workers])
-    seen, environment = engines.devices(), engines.environment()
-    handle = ray.get(engines.workers[0].plain.remote(1))
-    engines.shutdown()
-    assert seen == siblings
-    assert [len({"0", "1"} & set(siblings)), len({"2", "3"} & set(siblings))] == [1, 1]
-    assert handle == 2
-    assert [values[:2] for values in environment] == [["1", "yes"]] * 2
-    assert {values[2].split(os.pathsep)[0] for values in environment} == {"/of/rewards"}
-
-
-def test_a_worker_gets_of_the_environment_what_its_class_lets_through(
-    single: RayResourcePool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NCCL_OF_THE_DRIVER", "yes")  # set after the nodes were started
-    group = RayWorkerGroup(single, RayClassWithInitArgs(Engine))
-    (names,) = group.names()
-    group.shutdown()
-    assert {"NCCL_OF_THE_DRIVER", "PATH", "HOME"} <= names
-    assert "SECRET_OF_THE_DRIVER" in os.environ  # set before them
-    assert "SECRET_OF_THE_DRIVER" not in names
-
-
-def test_a_worker_that_cannot_start_is_told_plainly_and_takes_its_group_along(single: RayResourcePool) -> None:
-    group = RayWorkerGroup(single, RayClassWithInitArgs(Unready))
-    with pytest.raises(InputError, match=r"^models\.policy: got no folder"):
-        group.devices()
-    assert group.workers == []
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has working CUDA")
-def test_a_cuda_group_without_cuda_is_refused_by_name(single: RayResourcePool) -> None:
-    with pytest.raises(InputError, match="group `single`: got device cuda and no working CUDA"):
-        RayWorkerGroup(single, RayClassWithInitArgs(Engine), device="cuda").wait_ready()

@@ -13,7 +13,7 @@ from rlhf_runtime.ragged import ragged
 from rlhf_runtime.single_controller import Call, Dispatch, Execute, Mode, PerRank, Shared, register
 from rlhf_runtime.single_controller.decorator import MODES, mode_of, registered_methods
 from rlhf_runtime.single_controller.seating import join_devices, seat_workers
-from rlhf_runtime.single_controller.worker import Rendezvous, Seat, assign_seats
+from rlhf_runtime.single_controller.worker import assign_seats
 
 
 def run(mode: Dispatch | Mode, world_size: int, method, *args, **kwargs):
@@ -197,9 +197,3 @@ def test_a_worker_sees_the_devices_of_all_its_bundles() -> None:
 def test_a_worker_whose_bundles_lie_apart_is_named(nodes: str, got: str) -> None:
     with pytest.raises(PlacementError, match=rf"group `rollout`, {got}; expected 2 on one"):
         seat_workers("rollout", nodes, "cpu", 2)
-
-
-def test_groups_that_start_at_once_never_share_a_port() -> None:
-    for _ in range(3):
-        meetings = [Rendezvous(Seat(group=str(index), world_size=2), 10) for index in range(8)]
-        assert len({meeting.open_store("127.0.0.1") for meeting in meetings}) == 8

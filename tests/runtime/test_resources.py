@@ -119,7 +119,7 @@ def test_roles_of_one_process_let_through_what_each_of_them_does() -> None:
 
 def test_python_path_goes_before_the_inherited_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/inherited")
-    assert worker_environment(["/a", "/b"], {"X": "1"}) == {"X": "1", "PYTHONPATH": "/a:/b:/inherited"}
+    assert worker_environment(["/a", "/b"]) == {"PYTHONPATH": "/a:/b:/inherited"}
     monkeypatch.delenv("PYTHONPATH")
-    assert worker_environment(["/a"], {}) == {"PYTHONPATH": "/a"}
-    assert worker_environment([], {}) == {}
+    assert worker_environment(["/a"]) == {"PYTHONPATH": "/a"}
+    assert worker_environment([]) == {}

@@ -77,8 +77,3 @@ def room(capacities: Sequence[int], strategy: Strategy) -> int:
             return sum(1 for held in capacities if held)
         case _:
             return sum(capacities)
-
-
-def fits(nodes: Sequence[Mapping[str, float]], bundle: Mapping[str, float], count: int, strategy: Strategy) -> bool:
-    """Whether `count` equal bundles can be placed on `nodes`, given what each has free, under `strategy`."""
-    return room([capacity(node, bundle) for node in nodes], strategy) >= count

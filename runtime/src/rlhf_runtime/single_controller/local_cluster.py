@@ -5,7 +5,7 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count, islice
@@ -45,13 +45,13 @@ class NodeArguments:
         return cls(whole.pop("CPU", 0), whole.pop("GPU", 0), whole, node.device)
 
 
-def worker_environment(python_path: Sequence[str], env_vars: Mapping[str, str]) -> dict[str, str]:
+def worker_environment(python_path: Sequence[str]) -> dict[str, str]:
     """Environment of all workers: `python_path` goes before the driver's own PYTHONPATH."""
     if not python_path:
-        return dict(env_vars)
+        return {}
     inherited = os.environ.get("PYTHONPATH", "")
     path = os.pathsep.join([*python_path, *([inherited] if inherited else [])])
-    return {**env_vars, "PYTHONPATH": path}
+    return {"PYTHONPATH": path}
 
 
 def device_shares(nodes: Sequence[NodeArguments], visible: str | None) -> list[dict[str, str]]:
@@ -75,17 +75,11 @@ class LocalCluster:
         nodes: Nodes to start on this machine; none joins the cluster that is there. Of this process' environment they
             have what `environment.LOCAL_NODE` names.
         python_path: Folders put on the workers' path.
-        env_vars: Environment of all workers.
     """
 
-    def __init__(
-        self,
-        nodes: Sequence[LocalNode] | None,
-        python_path: Sequence[str] = (),
-        env_vars: Mapping[str, str] | None = None,
-    ):
+    def __init__(self, nodes: Sequence[LocalNode] | None, python_path: Sequence[str] = ()):
         self._nodes = None if nodes is None else [NodeArguments.of(node) for node in nodes]
-        self._environment = worker_environment(python_path, env_vars or {})
+        self._environment = worker_environment(python_path)
         self._cluster: Cluster | None = None
 
     def start(self) -> None:

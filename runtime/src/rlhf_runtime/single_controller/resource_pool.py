@@ -170,11 +170,6 @@ class ResourcePoolManager:
         """Reserve all pools, or none; see `reserve`."""
         reserve(list(self.pools.values()), self._timeout)
 
-    def shutdown(self) -> None:
-        """Give all pools back."""
-        for pool in self.pools.values():
-            pool.remove()
-
 
 def reserve(pools: Sequence[RayResourcePool], timeout_seconds: float) -> None:
     """Have Ray hold the bundles of all pools, or of none.

@@ -84,16 +84,6 @@ class Worker:
         return self.seat.world_size
 
     @property
-    def local_rank(self) -> int:
-        """Rank among the group's workers on the same node."""
-        return self.seat.local_rank
-
-    @property
-    def local_world_size(self) -> int:
-        """The group's workers on the same node."""
-        return self.seat.local_world_size
-
-    @property
     def device(self) -> "torch.device":
         """The device to compute on; a `cuda` worker sees its own GPUs alone, so it is the first one."""
         import torch

@@ -8,7 +8,7 @@ their handles.
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -53,7 +53,6 @@ class RayWorkerGroup:
         device: `cpu` or `cuda`; obeyed, never guessed.
         num_cpus: Ray CPUs that each worker takes out of its bundle.
         num_gpus: Ray GPUs that each worker takes out of its bundle; default all of them.
-        env_vars: Environment of the workers, beside what the class lets through of the driver's.
         visible_devices_from: A group on the same pool whose GPUs the workers see, bundle by bundle, without taking any
             of their own (the hybrid engine).
         bundles_per_worker: Neighbouring bundles of one node that a worker holds. It takes its resources out of the
@@ -71,7 +70,6 @@ class RayWorkerGroup:
         device: str = "cpu",
         num_cpus: float = 0.0,
         num_gpus: float | None = None,
-        env_vars: Mapping[str, str] | None = None,
         visible_devices_from: "RayWorkerGroup | None" = None,
         bundles_per_worker: int = 1,
         name: str | None = None,
@@ -89,7 +87,7 @@ class RayWorkerGroup:
         gpus = pool.bundle.get("GPU", 0.0) if num_gpus is None else num_gpus
         bundle_nodes = pool.bundle_nodes
         seats = seat_workers(self.name, bundle_nodes, device, bundles_per_worker)
-        environments = [allowed(os.environ, self.cls.env_allow_list) | dict(env_vars or {}) for _ in seats]
+        environments = [allowed(os.environ, self.cls.env_allow_list) for _ in seats]
         if visible_devices_from is not None:
             gpus = 0.0
             shown = self._siblings(visible_devices_from, bundles_per_worker)
