@@ -4,18 +4,12 @@ import json
 import os
 import signal
 import statistics
-import subprocess
-import sys
 import time
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import ruamel.yaml
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-RLHF = Path(sys.executable).parent / "rlhf"
 METRICS = {
     "step", "reward_mean", "kl", "entropy", "policy_loss", "value_loss", "explained_variance", "clip_fraction",
     "weight_version", "sync_path", "response_tokens", "tokens_per_second", "time/rollout", "time/logprob", "time/value",
@@ -23,122 +17,16 @@ METRICS = {
 }  # fmt: skip
 yaml = ruamel.yaml.YAML(typ="safe", pure=True)
 
-
 TRANSPORTS = {"01-quickstart": "shm", "02-disaggregated": "gloo"}
 """How weights reach the engines, by example."""
 
 
-def example(name: str) -> dict:
-    return yaml.load((EXAMPLES / f"{name}.yaml").read_text())
-
-
-def small(steps: int, name: str = "01-quickstart") -> dict:
-    """An example with fewer and smaller steps."""
-    job = example(name)
-    job["spec"]["training"]["steps"] = steps
-    job["spec"]["data"] |= {"batchSize": 8, "maxResponseLength": 8}
-    job["spec"]["algorithm"]["ppo"].pop("miniBatchSize", None)
-    return job
-
-
-class Run:
-    """One `rlhf run` in a folder of its own, whose processes can be told from all others by a mark they inherit."""
-
-    def __init__(self, folder: Path, job: dict) -> None:
-        self.folder = folder
-        self.name = job["metadata"]["name"]
-        self.mark = f"RLHF_TEST_MARK={uuid.uuid4().hex}"
-        name, value = self.mark.split("=")
-        with (folder / "job.yaml").open("w") as file:
-            ruamel.yaml.YAML().dump(job, file)
-        self.process = subprocess.Popen(
-            [RLHF, "run", "job.yaml"],
-            cwd=folder,
-            env=os.environ | {name: value},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        self.output: list[str] = []
-
-    def wait_for_line(self, part: str) -> None:
-        for line in self.process.stdout:
-            self.output.append(line)
-            if part in line:
-                return
-        pytest.fail(f"the run ended before it said {part!r}:\n{self.text}")
-
-    def finish(self, timeout: float = 240) -> int:
-        rest, _ = self.process.communicate(timeout=timeout)
-        self.output.append(rest)
-        return self.process.returncode
-
-    @property
-    def text(self) -> str:
-        return "".join(self.output)
-
-    @property
-    def results(self) -> Path:
-        return self.folder / "runs" / self.name
-
-    @property
-    def metrics(self) -> list[dict]:
-        return self._lines("metrics.jsonl")
-
-    @property
-    def samples(self) -> list[dict]:
-        return self._lines("samples.jsonl")
-
-    @property
-    def summary(self) -> dict:
-        return json.loads(next(line for line in reversed(self.text.splitlines()) if line.startswith("{")))
-
-    def _lines(self, name: str) -> list[dict]:
-        return [json.loads(line) for line in (self.results / name).read_text().splitlines()]
-
-    def processes(self) -> dict[int, str]:
-        """Command lines of living processes that carry the mark, by process id."""
-        found = {}
-        for entry in Path("/proc").iterdir():
-            try:
-                if entry.name.isdigit() and self.mark.encode() in (entry / "environ").read_bytes():
-                    found[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ").strip()
-            except OSError:
-                continue  # it ended while we looked
-        return found
-
-    def pids(self, name: str) -> list[int]:
-        return [pid for pid, command in self.processes().items() if command.startswith(name)]
-
-    def assert_nothing_left(self, seconds: float = 10) -> None:
-        deadline = time.monotonic() + seconds
-        while (left := self.processes()) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert left == {}
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator:
-    runs = []
-
-    def _start(job: dict) -> Run:
-        runs.append(Run(tmp_path, job))
-        return runs[-1]
-
-    yield _start
-    for run in runs:
-        if run.process.poll() is None:
-            run.process.kill()
-            run.process.wait()
-
-
 @pytest.fixture(scope="module", params=TRANSPORTS)
-def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, start_in, example):
     """An example, shortened, run once to its end."""
     job = example(request.param)
     job["spec"]["training"]["steps"] = 20
-    run = Run(tmp_path_factory.mktemp(request.param), job)
+    run = start_in(tmp_path_factory.mktemp(request.param), job)
     assert run.finish() == 0, run.text
     run.transport = TRANSPORTS[request.param]
     return run
@@ -148,7 +36,7 @@ def mean(metrics: list[dict], key: str) -> float:
     return statistics.fmean(line[key] for line in metrics)
 
 
-def test_every_step_has_a_line_with_every_figure(trained: Run) -> None:
+def test_every_step_has_a_line_with_every_figure(trained) -> None:
     assert [line["step"] for line in trained.metrics] == list(range(1, 21))
     for line in trained.metrics:
         assert line.keys() >= METRICS
@@ -157,18 +45,18 @@ def test_every_step_has_a_line_with_every_figure(trained: Run) -> None:
         assert line["response_tokens"] > 0
 
 
-def test_rollouts_use_the_weights_of_the_step_before(trained: Run) -> None:
+def test_rollouts_use_the_weights_of_the_step_before(trained) -> None:
     assert [line["weight_version"] for line in trained.metrics] == list(range(1, 21))
     assert all(sample["weight_version"] == sample["step"] - 1 for sample in trained.samples)
     assert all(line["rollout_log_prob_gap"] < 1e-3 for line in trained.metrics)
 
 
-def test_the_reward_rises_and_the_critic_learns(trained: Run) -> None:
+def test_the_reward_rises_and_the_critic_learns(trained) -> None:
     assert mean(trained.metrics[-10:], "reward_mean") >= 2 * mean(trained.metrics[:5], "reward_mean")
     assert mean(trained.metrics[-5:], "explained_variance") > mean(trained.metrics[:5], "explained_variance") + 0.05
 
 
-def test_the_run_folder_holds_what_was_promised(trained: Run) -> None:
+def test_the_run_folder_holds_what_was_promised(trained) -> None:
     folder = trained.results
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert list(folder.rglob("events.out.tfevents*"))
@@ -177,13 +65,13 @@ def test_the_run_folder_holds_what_was_promised(trained: Run) -> None:
     assert {sample["step"] for sample in trained.samples} == set(range(1, 21))
 
 
-def test_the_last_line_is_the_summary(trained: Run) -> None:
+def test_the_last_line_is_the_summary(trained) -> None:
     assert trained.summary["steps"] == 20
     assert trained.summary["verdict"] == "rose"
     trained.assert_nothing_left()
 
 
-def test_the_timeline_shows_roles_at_work_beside_each_other(trained: Run) -> None:
+def test_the_timeline_shows_roles_at_work_beside_each_other(trained) -> None:
     events = json.loads((trained.results / "timeline.json").read_text())
     spans = {
         event["name"]: (event["ts"], event["ts"] + event["dur"])
@@ -199,12 +87,12 @@ def test_the_timeline_shows_roles_at_work_beside_each_other(trained: Run) -> Non
     assert (overlaps > 0) == (trained.name == "disaggregated")  # in one process they take turns
 
 
-def test_the_object_store_does_not_fill_up(trained: Run) -> None:
+def test_the_object_store_does_not_fill_up(trained) -> None:
     assert trained.metrics[-1]["object_store_bytes"] <= trained.metrics[4]["object_store_bytes"]
 
 
 @pytest.mark.parametrize("name", TRANSPORTS)
-def test_learning_rate_zero_changes_nothing(start, name: str) -> None:
+def test_learning_rate_zero_changes_nothing(start, small, name: str) -> None:
     job = small(12, name)
     job["spec"]["data"]["batchSize"] = 64
     job["spec"]["training"] |= {"optimizer": {"learningRate": 0}, "criticOptimizer": {"learningRate": 0}}
@@ -219,7 +107,7 @@ def test_learning_rate_zero_changes_nothing(start, name: str) -> None:
     [(os.killpg, signal.SIGINT, 130), (os.kill, signal.SIGTERM, 143)],  # as a terminal does, and as a kubelet does
     ids=["Ctrl-C", "SIGTERM"],
 )
-def test_a_signal_stops_the_run_within_ten_seconds(start, tmp_path: Path, send, signum: int, code: int) -> None:
+def test_a_signal_stops_the_run_within_ten_seconds(start, small, tmp_path: Path, send, signum: int, code: int) -> None:
     """A reward that hangs keeps the driver waiting in Ray."""
     body = "calls.append(1)\n    time.sleep(60 * (len(calls) > 2))\n    return [0.0] * len(responses)"
     (tmp_path / "mine").mkdir()
@@ -242,7 +130,7 @@ def test_a_signal_stops_the_run_within_ten_seconds(start, tmp_path: Path, send, 
     assert (run.results / "curves.png").exists()
 
 
-def test_a_lost_worker_is_named_and_ends_the_run(start) -> None:
+def test_a_lost_worker_is_named_and_ends_the_run(start, small) -> None:
     run = start(small(steps=1000))
     run.wait_for_line("step 1")
     [pid] = run.pids("ray::PolicyCriticReferenceWorker")
@@ -253,7 +141,7 @@ def test_a_lost_worker_is_named_and_ends_the_run(start) -> None:
     run.assert_nothing_left()
 
 
-def test_numbers_that_are_not_finite_end_the_run(start) -> None:
+def test_numbers_that_are_not_finite_end_the_run(start, small) -> None:
     job = small(steps=20)
     job["spec"]["training"]["optimizer"] = {"learningRate": 1e30}
     run = start(job)
@@ -262,7 +150,7 @@ def test_numbers_that_are_not_finite_end_the_run(start) -> None:
     run.assert_nothing_left()
 
 
-def test_a_killed_driver_leaves_no_process(start) -> None:
+def test_a_killed_driver_leaves_no_process(start, small) -> None:
     run = start(small(steps=1000))
     run.wait_for_line("step 1")
     run.process.kill()
@@ -279,7 +167,7 @@ def test_a_killed_driver_leaves_no_process(start) -> None:
     ],
     ids=["raises", "wrong count", "not a number"],
 )
-def test_a_bad_reward_stops_the_run_cleanly(start, tmp_path: Path, body: str, told: list[str]) -> None:
+def test_a_bad_reward_stops_the_run_cleanly(start, small, tmp_path: Path, body: str, told: list[str]) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "rewards.py").write_text(f"def bad(prompts, responses, **columns):\n    {body}\n")
     job = small(steps=3)

@@ -4,7 +4,10 @@
     digests, every N steps ────┴─ require_agreement
 
 A sharded parameter has one copy and so nothing to differ from; what can differ is what each rank is given when it is
-gathered, parameters and buffers that every rank has whole, and the count of optimizer steps.
+gathered, parameters and buffers that every rank has whole, and the count of optimizer steps: the digests show that.
+The metrics of an update, gradient norms among them, are reduced over the ranks before they are reported. They differ
+where a reduction gave ranks different results or ranks took another number of steps; a rank whose own gradient is wrong
+they do not show, as it is in the sum of all.
 """
 
 from collections.abc import Mapping, Sequence
