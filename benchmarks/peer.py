@@ -61,6 +61,7 @@ def trl_steps(task: Task, folder: Path) -> list[Step]:
         "steps": task.steps,
         "learning_rate": task.learning_rate,
         "beta": BETA,
+        "clip": CLIP,
         "seed": task.seed,
     }
     command = [_environment() / "bin" / "python", Path(__file__).with_name("trl_grpo.py"), json.dumps(settings)]
@@ -76,7 +77,11 @@ def trl_steps(task: Task, folder: Path) -> list[Step]:
 
 def our_steps(task: Task, folder: Path) -> list[Step]:
     """The steps of a task by `rlhf run`."""
-    grpo = {"kl": {"coefficient": BETA, "estimator": "k3", "in": "loss"}, "clipRange": {"low": CLIP, "high": CLIP}}
+    grpo = {
+        "kl": {"coefficient": BETA, "estimator": "k3", "in": "loss"},
+        "clipRange": {"low": CLIP, "high": CLIP},
+        "lossAggregation": "tokenMean",  # TRL's default, which it calls dapo
+    }
     rows = rlhf_run(manifest(task, {"grpo": grpo}), folder)
     steps = []
     for row in rows:

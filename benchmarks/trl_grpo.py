@@ -84,7 +84,7 @@ def main() -> None:
         learning_rate=settings["learning_rate"],
         lr_scheduler_type="constant",
         beta=settings["beta"],
-        epsilon=0.2,
+        epsilon=settings["clip"],
         use_bias_correction_kl=False,
         temperature=1.0,
         top_k=0,
