@@ -130,7 +130,13 @@ class Trainer:
         self.engine = engine
         self.senders = {
             (transport, load): WeightSender(
-                self.module, "", SyncPath(transport=transport, reason="-", **self.path(load)), [engine], 0, host=HOST
+                self.module,
+                "",
+                SyncPath(transport=transport, reason="-", **self.path(load)),
+                [engine],
+                0,
+                workers_per_engine=1,
+                host=HOST,
             )
             for transport in PATHS
             for load in (False, True)
@@ -165,7 +171,7 @@ class Trainer:
 
         transfer.send_all = timed
         begin = time.perf_counter()
-        report = sender.send()
+        report = sender.send(afresh=False)
         seconds = time.perf_counter() - begin
         transfer.send_all = move
         return seconds if load else moved[0], report

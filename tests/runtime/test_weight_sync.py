@@ -8,8 +8,9 @@ import torch
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rlhf_runtime.errors import ConnectionLostError, InfrastructureError, RewardError, WeightSyncError
+from rlhf_runtime.errors import ConnectionLostError, InfrastructureError, InputError, RewardError, WeightSyncError
 from rlhf_runtime.weight_sync import ReceivedWeights, SendReport, sync_weights
+from rlhf_runtime.weight_sync.dtypes import ENGINE_DTYPES, require_one_dtype, wire_dtype
 from rlhf_runtime.weight_sync.verify import BLOCK, block_checksum, checksum, verify
 from rlhf_runtime.workers.rollout import sample_seed
 
@@ -145,8 +146,8 @@ class FakeGroups:
         return call
 
 
-ONCE = ["pause", "send_weights", "publish_weights", "received_weights", "resume"]
-AGAIN = ["send afresh", "publish_weights", "received_weights", "resume"]
+ONCE = ["pause", "send_weights", "received_weights", "publish_weights", "resume"]
+AGAIN = ["send afresh", "received_weights", "publish_weights", "resume"]
 
 
 def test_a_sync_is_its_steps_in_order() -> None:
@@ -170,7 +171,7 @@ def test_a_sync_whose_weights_differ_once_is_repeated() -> None:
     groups = FakeGroups()
     groups.records.insert(0, received(norm=5))
     sync_weights(groups, groups, version=7)
-    assert groups.steps == [*ONCE[:-1], *AGAIN]
+    assert groups.steps == ["pause", "send_weights", "received_weights", *AGAIN]
 
 
 def test_a_sync_that_fails_again_fails_the_step() -> None:
@@ -180,7 +181,7 @@ def test_a_sync_that_fails_again_fails_the_step() -> None:
     assert groups.steps == ["pause", "send_weights", "send afresh"]
 
 
-@pytest.mark.parametrize("step", ["pause", "send_weights", "publish_weights", "received_weights"])
+@pytest.mark.parametrize("step", ["pause", "send_weights", "received_weights", "publish_weights"])
 def test_engines_stay_paused_after_a_failed_step(step: str) -> None:
     groups = FakeGroups(**{step: [RuntimeError("out of memory")]})
     with pytest.raises(WeightSyncError, match=r"weightSync: got RuntimeError \(out of memory\); .*version 7"):
@@ -188,12 +189,12 @@ def test_engines_stay_paused_after_a_failed_step(step: str) -> None:
     assert groups.steps == ONCE[: ONCE.index(step) + 1]
 
 
-def test_engines_stay_paused_when_weights_differ_and_the_engine_is_named() -> None:
+def test_weights_that_differ_are_never_published_and_the_engine_is_named() -> None:
     groups = FakeGroups()
     groups.records = [received(norm=5)]
     with pytest.raises(WeightSyncError, match=r"norm: .* at engine 1, rank 0"):
         sync_weights(groups, groups, version=7)
-    assert "resume" not in groups.steps
+    assert not {"publish_weights", "resume"} & set(groups.steps)
 
 
 @pytest.mark.parametrize("error", [RewardError("as it is"), InfrastructureError("as it is")])
@@ -202,6 +203,21 @@ def test_the_loss_of_a_worker_is_told_as_it_is_and_not_repeated(error: Exception
     with pytest.raises(type(error), match=r"^as it is$"):
         sync_weights(groups, groups, version=7)
     assert groups.steps == ["pause", "send_weights"]
+
+
+def test_weights_travel_as_the_engine_computes() -> None:
+    assert [wire_dtype(torch.float32, ENGINE_DTYPES[transport]) for transport in ("ipc", "nccl")] == [
+        torch.bfloat16
+    ] * 2
+    assert [wire_dtype(torch.float32, ENGINE_DTYPES[transport]) for transport in ("shm", "gloo")] == [torch.float32] * 2
+    assert wire_dtype(torch.bfloat16, torch.bfloat16) == torch.bfloat16
+    assert wire_dtype(torch.int8, torch.bfloat16) == torch.int8
+
+
+def test_tensors_that_cannot_be_packed_without_gaps_are_refused() -> None:
+    require_one_dtype([torch.bfloat16, torch.bfloat16], "nccl")
+    with pytest.raises(InputError, match=r"models.policy: got .* bfloat16 and int8; expected one dtype, as `nccl`"):
+        require_one_dtype([torch.int8, torch.bfloat16], "nccl")
 
 
 def test_sample_seeds_differ_and_repeat() -> None:

@@ -2,8 +2,11 @@
 
 import os
 import pickle
+import socket
+import subprocess
+import sys
+import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -15,10 +18,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rlhf_runtime.errors import ConnectionLostError, InfrastructureError, WeightSyncError
-from rlhf_runtime.weight_sync.broadcast import BroadcastGroup, address_towards, find_store, open_store
+from rlhf_runtime.store import open_store
+from rlhf_runtime.weight_sync.broadcast import BroadcastGroup, address_towards
 from rlhf_runtime.weight_sync.buckets import ALIGNMENT, LARGE, Bucket, BucketPlan, TensorSpec, plan_buckets
 from rlhf_runtime.weight_sync.buffer import FOLDER, create_buffer, map_buffer
-from rlhf_runtime.weight_sync.client import EngineClient, StepFailure, raise_failure, root_cause
+from rlhf_runtime.weight_sync.client import EngineCall, EngineClient, StepFailure, background, raise_failure, root_cause
+from rlhf_runtime.weight_sync.meeting import Meeting, join_engines
 from rlhf_runtime.weight_sync.pipeline import Wait, receive_buckets, send_buckets
 
 HOST = "127.0.0.1"
@@ -126,32 +131,102 @@ def test_a_model_that_is_not_the_planned_one_is_refused() -> None:
         send_buckets(plan, slots_of(plan), [("a", torch.zeros(3, 2))], lambda bucket: lambda: None)
 
 
-@pytest.fixture
-def path() -> Path:
-    return FOLDER / f"rlhf-test-{uuid.uuid4().hex}"
+MAPS = """
+import sys
+from pathlib import Path
+from rlhf_runtime.weight_sync.buffer import map_buffer
+map_buffer(Path(sys.argv[1]), 4096)[17] = 5
+"""
 
 
-def test_both_ends_share_a_buffer_whose_name_is_gone(path: Path) -> None:
-    ours = create_buffer(path, 4096)
-    theirs = map_buffer(path, 4096)
-    path.unlink()
-    ours[17] = 5
-    assert theirs[17] == 5
+def test_processes_share_a_buffer_that_never_had_a_name() -> None:
+    before = set(os.listdir(FOLDER))
+    with create_buffer(4096) as (ours, path):
+        assert set(os.listdir(FOLDER)) <= before
+        subprocess.run([sys.executable, "-c", MAPS, path], check=True)
+    assert ours[17] == 5
     assert not path.exists()
 
 
-def test_too_little_shared_memory_is_told_and_leaves_nothing(path: Path) -> None:
-    free = os.statvfs(FOLDER)
-    too_much = free.f_blocks * free.f_frsize * 4
-    with pytest.raises(WeightSyncError, match=rf"weightSync.bucketMiB: got a buffer of {too_much} bytes; .*bucketMiB"):
-        create_buffer(path, too_much)
-    assert not path.exists()
+def test_too_little_shared_memory_is_told_and_none_is_kept() -> None:
+    memory = os.statvfs(FOLDER)
+    too_much, free = memory.f_blocks * memory.f_frsize * 4, memory.f_bavail
+    with (
+        pytest.raises(WeightSyncError, match=rf"weightSync.bucketMiB: got a buffer of {too_much} bytes; .*bucketMiB"),
+        create_buffer(too_much),
+    ):
+        pass
+    assert os.statvfs(FOLDER).f_bavail > free / 2
 
 
-def test_an_engine_on_another_machine_finds_no_buffer_and_makes_none(path: Path) -> None:
+@pytest.mark.parametrize("found", ["nothing", "another file", "one that is not ours to see"])
+def test_an_engine_on_another_machine_finds_no_buffer_and_makes_none(found: str, tmp_path: Path) -> None:
+    path = tmp_path / "there"
+    if found == "another file":
+        path.write_bytes(b"other")
+    elif found == "one that is not ours to see":
+        path = path / "below"
+        path.parent.write_bytes(b"no folder")
     with pytest.raises(WeightSyncError, match=r"got no buffer .* Fix: place rollout and policy in one group"):
         map_buffer(path, 4096)
-    assert not path.exists()
+    assert path.exists() == (found == "another file")
+
+
+def test_a_store_listens_at_its_address_alone() -> None:
+    port = open_store(HOST, 5.0).port
+    with socket.create_server(("127.0.0.2", port)):
+        """Taken already, had the store bound every address."""
+
+
+class Engines:
+    """Answers of two engines to a handshake, which are given one at a time."""
+
+    def __init__(self, timeout_seconds: float = 20.0) -> None:
+        self.answers = [Future[None](), Future[None]()]
+        client = EngineClient([], 1, True, timeout_seconds)
+        self.call = EngineCall("init_weight_transfer_engine", self.answers, client)
+
+
+def test_a_handshake_that_one_engine_fails_in_ends_for_all_at_once_and_tells_why() -> None:
+    """The one that failed tells the others itself, and answers after one of them."""
+    meeting, engines = Meeting.open(HOST, 3, 300.0), Engines()
+    other, failing = (Meeting.find(HOST, meeting.port, 3, 300.0) for _ in range(2))
+    built: list[int] = []
+    failing.leave()
+    with pytest.raises(ConnectionLostError, match="a process left") as told:
+        other.join(lambda store: built.append(1))
+    engines.answers[0].set_exception(told.value)
+    threading.Timer(0.2, engines.answers[1].set_exception, [WeightSyncError("no such device")]).start()
+    with pytest.raises(WeightSyncError, match="no such device"):
+        join_engines(meeting, engines.call, lambda: meeting.join(lambda store: built.append(0)))
+    assert not built
+
+
+def test_engines_that_wait_for_one_that_never_came_leave_once_the_sender_gives_up() -> None:
+    meeting, engines = Meeting.open(HOST, 3, 300.0), Engines(timeout_seconds=0.5)
+    waiting = background(lambda: Meeting.find(HOST, meeting.port, 3, 300.0).join(lambda store: None))
+    with pytest.raises(WeightSyncError, match=r"got no answer to init_weight_transfer_engine from engines \[0, 1\]"):
+        join_engines(meeting, engines.call, lambda: meeting.join(lambda store: None))
+    assert isinstance(waiting.exception(timeout=10), ConnectionLostError)
+
+
+def test_a_group_that_hangs_while_it_is_built_is_left_with_the_first_process() -> None:
+    """As NCCL's would, where a process fails in the middle."""
+    first = Meeting.open(HOST, 2, 300.0)
+    second = Meeting.find(HOST, first.port, 2, 300.0)
+    never = threading.Event()
+    hanging = background(lambda: first.join(lambda store: never.wait()))
+    second.join(lambda store: None)
+    second.leave()
+    assert isinstance(hanging.exception(timeout=10), ConnectionLostError)
+    never.set()
+
+
+def test_a_group_that_hangs_while_it_is_built_is_left_in_time() -> None:
+    never = threading.Event()
+    with pytest.raises(ConnectionLostError, match=r"no group within 0.5 s"):
+        Meeting.open(HOST, 1, 0.5).join(lambda store: never.wait())
+    never.set()
 
 
 class Groups:
@@ -159,11 +234,11 @@ class Groups:
 
     def __init__(self, size: int, timeout_seconds: float = 20.0) -> None:
         self.threads = ThreadPoolExecutor(size)
-        store = open_store(HOST, timeout_seconds)
+        opened = Meeting.open(HOST, size, timeout_seconds)
 
         def join(rank: int) -> BroadcastGroup:
-            met = find_store(HOST, store.port, timeout_seconds) if rank else store
-            return BroadcastGroup(met, rank, size, address_towards(HOST, store.port), timeout_seconds)
+            meeting = Meeting.find(HOST, opened.port, size, timeout_seconds) if rank else opened
+            return BroadcastGroup(meeting, rank, size, address_towards(HOST, opened.port), timeout_seconds)
 
         self.ranks = list(self.threads.map(join, range(size)))
 
@@ -206,7 +281,33 @@ def test_a_receiver_that_is_late_is_not_waited_for_without_end() -> None:
 
 def test_a_group_that_does_not_come_together_in_time_is_told() -> None:
     with pytest.raises(ConnectionLostError, match="expected all of them"):
-        BroadcastGroup(open_store(HOST, 0.5), 0, 2, HOST, 0.5)
+        BroadcastGroup(Meeting.open(HOST, 2, 0.5), 0, 2, HOST, 0.5)
+
+
+class LateMove:
+    """A move that ends just after a wait for it gave up, well or not."""
+
+    def __init__(self, error: str | None) -> None:
+        self.waits, self.error = 0, error
+
+    def wait(self, timeout: Any) -> None:
+        self.waits += 1
+        if self.waits == 1:
+            raise RuntimeError("Operation timed out!")
+        if self.error:
+            raise RuntimeError(self.error)
+
+    def is_completed(self) -> bool:
+        return True
+
+
+def test_a_move_that_ends_as_a_look_at_it_ends_is_not_taken_for_lost() -> None:
+    group = Groups(1).ranks[0]
+    group._group = SimpleNamespace(broadcast=lambda data, options: LateMove(None))
+    group.start(torch.empty(8, dtype=torch.uint8), 5.0)()
+    group._group = SimpleNamespace(broadcast=lambda data, options: LateMove("Connection closed by peer"))
+    with pytest.raises(ConnectionLostError, match="closed by peer"):
+        group.start(torch.empty(8, dtype=torch.uint8), 5.0)()
 
 
 class Engine:

@@ -129,7 +129,9 @@ class Trainer:
         wrapped = torch.nn.ModuleDict({"network": self.sent, "value_head": torch.nn.Linear(2, 2)})
         if hasattr(self, "sender"):
             self.sender.close()
-        self.sender = WeightSender(wrapped, "network.", path, engines, self.rank, workers_per_engine=workers)
+        self.sender = WeightSender(
+            wrapped, "network.", path, engines, self.rank, workers_per_engine=workers, host="127.0.0.1"
+        )
 
     def load(self, model: ModelSource, cache: str) -> str:
         """Take on the weights of another model and say where they lie."""
@@ -139,6 +141,15 @@ class Trainer:
             for new, old in zip(self.network.parameters(), self.sent.parameters(), strict=True):
                 sharded = isinstance(old, DTensor)
                 old.copy_(distribute_tensor(new.detach(), old.device_mesh, old.placements) if sharded else new)
+        return str(folder)
+
+    def export(self, model: ModelSource, cache: str) -> str:
+        """Write another model as the policy's engine does, and say where; all ranks call it."""
+        from rlhf_runtime.engines.torch_engine import TorchEngine
+
+        folder = Path(cache) / "export"
+        device = torch.device("cpu")
+        TorchEngine(materialize(model, Path(cache)), head="lm", device=device, micro_batch_tokens=512).export(folder)
         return str(folder)
 
     def send_weights(self, afresh: bool) -> Any:
@@ -152,10 +163,19 @@ class Trainer:
         transfer, client, source = self.sender._joined(), self.sender._client, self.sender._source
         start, begin, parameters = transfer.start, client.begin, source._parameters
 
+        lost = {"model.layers.0.self_attn.k_proj.bias", "model.norm.weight"}
+
         def flip(bucket: Bucket) -> Wait:
             for spec, offset in zip(bucket.specs, bucket.offsets, strict=True):
                 if spec.name == "model.layers.1.mlp.up_proj.weight":
                     transfer.slots[bucket.slot][offset + 5] ^= 4
+            return start(bucket)
+
+        def broadcast_without(bucket: Bucket) -> Wait:
+            """Bring engines what lay in their buffers already, and not what is lost."""
+            for spec, offset in zip(bucket.specs, bucket.offsets, strict=True):
+                if how == "nothing moved" or spec.name in lost:
+                    transfer.slots[bucket.slot][offset : offset + spec.bytes] = 1
             return start(bucket)
 
         def keep(step: str, info: Any = None) -> EngineCall:
@@ -163,7 +183,6 @@ class Trainer:
 
         def lose(step: str, info: Any = None) -> EngineCall:
             if step == "update_weights":
-                lost = {"model.layers.0.self_attn.k_proj.bias", "model.norm.weight"}
                 kept = [index for index, name in enumerate(info["names"]) if name not in lost]
                 info = {key: [values[index] for index in kept] for key, values in info.items()}
             return begin(step, info)
@@ -180,6 +199,8 @@ class Trainer:
             return lambda: ((name, value) for name, value in parameters() if name not in left_out)
 
         match how:
+            case "nothing moved" | "lost" if self.sender._path.transport == "gloo":
+                transfer.start = broadcast_without
             case "nothing moved":
                 client.begin = keep
             case "flipped":
@@ -287,6 +308,10 @@ class Stage:
     def load(self, seed: int) -> str:
         """Give the trainer the weights of a seed and say where they lie."""
         return self.trainer.load(source(seed, self.tied), self.cache + "/models")[0]
+
+    def export(self, seed: int) -> str:
+        """A folder that the policy's engine wrote, with the weights of a seed."""
+        return self.ranks.export(source(seed, self.tied), self.cache + "/models")[0]
 
     def config(self) -> RuntimeConfig:
         group = {"name": "all", "roles": ["policy", "rollout"], "workers": 1, "device": self.device, "gpusPerWorker": 0}

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from rlhf_api.pools import Device
-from rlhf_api.runtime_config import RuntimeConfig
+from rlhf_api.runtime_config import RuntimeConfig, Transport
 
 from rlhf_runtime.errors import InputError, WeightSyncError
+from rlhf_runtime.weight_sync.dtypes import ENGINE_DTYPES
 from rlhf_runtime.weight_sync.verify import ReceivedWeights
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class EngineSettings:
 
     device: Device
     """What it computes on."""
-    transport: str
+    transport: Transport
     """How new weights arrive, as `SyncPath.transport` names it."""
     max_model_len: int
     """Most tokens of a prompt and its response."""
@@ -212,7 +213,7 @@ def _start(model: Path, settings: EngineSettings) -> "LLM":
     try:
         return LLM(
             str(model),
-            dtype="float32" if on_cpu else "bfloat16",
+            dtype=ENGINE_DTYPES[settings.transport],
             enforce_eager=on_cpu,
             skip_tokenizer_init=True,
             max_model_len=settings.max_model_len,

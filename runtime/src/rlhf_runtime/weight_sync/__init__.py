@@ -1,6 +1,6 @@
 """New weights from the policy to the rollout engines, proved to have arrived.
 
-    driver    sync_weights: pause -> send -> publish -> compare -> resume, repeated once when it fails
+    driver    sync_weights: pause -> send -> compare -> publish -> resume, repeated once when it fails
     policy    WeightSender over RecordingSource: gathers a tensor at a time, remembers the checksum of what it sends
     transport vLLM's weight-transfer API: broadcast by its `nccl` or our `gloo`, memory shared by its `ipc` or our `shm`
     engine    RecordedReceive: remembers the checksum of what arrived and which parameters it filled

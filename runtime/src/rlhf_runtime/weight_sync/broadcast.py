@@ -1,7 +1,6 @@
 """A gloo group of our own: the sending trainer rank, and every worker of every engine.
 
-Nobody picks a port: the sender's store binds a free one and tells it to the engines, and gloo finds the rest through
-the store.
+Nobody picks a port: gloo finds the rest of the group through the store that they meet at.
 """
 
 import socket
@@ -13,30 +12,12 @@ from threading import Thread
 from typing import Any
 
 import torch
-from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore, Work
+from torch.distributed import BroadcastOptions, ProcessGroupGloo, Work
 
-from rlhf_runtime.errors import ConnectionLostError
+from rlhf_runtime.weight_sync.meeting import POLL_SECONDS, Meeting, lost
 from rlhf_runtime.weight_sync.pipeline import Wait
 
-POLL = timedelta(seconds=1)
-"""How often a process that waits for data looks whether the others are still there."""
-
-
-def open_store(host: str, timeout_seconds: float) -> TCPStore:
-    """Bind a free port of this machine's address `host`, for the group to meet at."""
-    return TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_seconds))
-
-
-def find_store(host: str, port: int, timeout_seconds: float) -> TCPStore:
-    """The store that another process opened.
-
-    Raises:
-        ConnectionLostError: when it does not answer.
-    """
-    try:
-        return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_seconds))
-    except RuntimeError as error:
-        raise _lost(str(error)) from error
+POLL = timedelta(seconds=POLL_SECONDS)
 
 
 def address_towards(host: str, port: int) -> str:
@@ -50,11 +31,11 @@ def address_towards(host: str, port: int) -> str:
 class BroadcastGroup:
     """Rank 0 sends, everyone else receives."""
 
-    def __init__(self, store: TCPStore, rank: int, size: int, host: str, timeout_seconds: float) -> None:
+    def __init__(self, meeting: Meeting, rank: int, size: int, host: str, timeout_seconds: float) -> None:
         """Join, which waits for all others.
 
         Args:
-            store: Where the group meets.
+            meeting: Where the group meets.
             rank: This process.
             size: Processes of the group.
             host: This machine's address, as the others reach it.
@@ -67,12 +48,14 @@ class BroadcastGroup:
         options._timeout = timedelta(seconds=timeout_seconds)
         options._devices = [ProcessGroupGloo.create_device(hostname=host)]
         options._threads = 2
-        self._store = PrefixStore("weights", store)
+        self._meeting = meeting
         self._count, self._moves = count(), dict[int, Work]()
         try:
-            self._group: ProcessGroupGloo | None = ProcessGroupGloo(self._store, rank, size, options)
+            self._group: ProcessGroupGloo | None = meeting.join(
+                lambda store: ProcessGroupGloo(store, rank, size, options)
+            )
         except RuntimeError as error:
-            raise _lost(str(error)) from error
+            raise lost(str(error)) from error
 
     def start(self, data: torch.Tensor, timeout_seconds: float) -> Wait:
         """Begin to send or receive `data`, uint8 [N], which belongs to the group until the returned wait is over.
@@ -80,7 +63,7 @@ class BroadcastGroup:
         The wait raises `ConnectionLostError` when another process closed the group, died, or took too long.
         """
         if self._group is None:
-            raise _lost("the group is closed")
+            raise lost("the group is closed")
         options = BroadcastOptions()
         options.rootRank = options.rootTensor = 0
         options.timeout = timedelta(seconds=max(timeout_seconds, 0.001))
@@ -89,25 +72,24 @@ class BroadcastGroup:
         return partial(self._wait, move)
 
     def _wait(self, move: int) -> None:
-        """Wait for a move. No frame holds it, as an error's traceback would keep the connections open with it."""
-        while True:
-            try:
-                self._moves[move].wait(POLL)
-                break
-            except RuntimeError as error:
-                if self._moves[move].is_completed():
-                    raise _lost(str(error)) from error
-            self._require_everyone()
+        """Wait for a move. Gloo does not notice a connection that breaks in the middle of a message it receives."""
+        while not self._ended(move):
+            self._meeting.require_everyone()
         del self._moves[move]
 
-    def _require_everyone(self) -> None:
-        """Gloo does not notice a connection that breaks in the middle of a message that it receives."""
+    def _ended(self, move: int) -> bool:
+        """Give a move a moment. No frame holds it, as an error's traceback would keep the connections open with it."""
+        with suppress(RuntimeError):
+            self._moves[move].wait(POLL)
+            return True
+        if not self._moves[move].is_completed():
+            return False
         try:
-            left = self._store.check(["left"])
+            # It may have ended well since the moment was over: this alone tells.
+            self._moves[move].wait(POLL)
         except RuntimeError as error:
-            raise _lost(str(error)) from error
-        if left:
-            raise _lost("a process left the group")
+            raise lost(str(error)) from error
+        return True
 
     def close(self) -> None:
         """Leave the group: whoever waits for this process fails within `POLL`.
@@ -117,16 +99,8 @@ class BroadcastGroup:
         """
         if self._group is None:
             return
-        with suppress(RuntimeError):
-            self._store.set("left", "1")
+        self._meeting.leave()
         last: list[Any] = [self._group, *self._moves.values()]
         self._group = None
         self._moves = {}
         Thread(target=last.clear, daemon=True).start()
-
-
-def _lost(why: str) -> ConnectionLostError:
-    return ConnectionLostError(
-        f"weightSync: got a broken connection between trainer and engines ({why}); expected all of them to stay "
-        "until every bucket arrived. Fix: see which of them failed first, and the network between their nodes"
-    )

@@ -12,11 +12,12 @@ import torch
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
 
-from rlhf_runtime.weight_sync.broadcast import BroadcastGroup, address_towards, find_store, open_store
+from rlhf_runtime.weight_sync.broadcast import BroadcastGroup, address_towards
 from rlhf_runtime.weight_sync.bucket_receiver import BucketReceiver
 from rlhf_runtime.weight_sync.bucket_sender import BucketInitInfo, BucketSender, lists_of
 from rlhf_runtime.weight_sync.buckets import Bucket, BucketPlan, plan_buckets, tensor_specs
-from rlhf_runtime.weight_sync.client import background, root_cause
+from rlhf_runtime.weight_sync.client import root_cause
+from rlhf_runtime.weight_sync.meeting import Meeting, group_rank, join_engines
 from rlhf_runtime.weight_sync.pipeline import Wait, receive_buckets
 from rlhf_runtime.weight_sync.receive import RecordedReceive
 
@@ -29,7 +30,6 @@ class GlooInitInfo(WeightTransferInitInfo):
 
     host: str
     port: int
-    """Of the sender's store."""
     rank_offset: int
     """Rank of the engine's first worker."""
     world_size: int
@@ -51,6 +51,7 @@ class GlooWeightTransferEngine(BucketReceiver):
 
     init_info_cls = GlooInitInfo
     update_info_cls = GlooUpdateInfo
+    _meeting: Meeting | None = None
     _group: BroadcastGroup | None = None
     _slots: tuple[torch.Tensor, ...] = ()
 
@@ -60,11 +61,12 @@ class GlooWeightTransferEngine(BucketReceiver):
         Raises:
             ConnectionLostError: when not all of the group came.
         """
-        own = self.parallel_config
-        rank = init_info.rank_offset + own.data_parallel_index * own.world_size + own.rank
-        store = find_store(init_info.host, init_info.port, self.timeout_seconds)
+        size, timeout = init_info.world_size, self.timeout_seconds
+        # First, so that whatever fails after it is told to the others.
+        self._meeting = Meeting.find(init_info.host, init_info.port, size, timeout)
+        rank = group_rank(self.parallel_config, init_info.rank_offset)
         host = address_towards(init_info.host, init_info.port)
-        self._group = BroadcastGroup(store, rank, init_info.world_size, host, self.timeout_seconds)
+        self._group = BroadcastGroup(self._meeting, rank, size, host, timeout)
         self._bucket_bytes = init_info.bucket_bytes
 
     def receive_weights(self, update_info: GlooUpdateInfo) -> None:
@@ -93,6 +95,8 @@ class GlooWeightTransferEngine(BucketReceiver):
 
     def shutdown(self) -> None:
         """Leave the group; whoever waits for this worker fails. Its last moves may still write into the buffers."""
+        if self._meeting is not None:
+            self._meeting.leave()
         if self._group is not None:
             self._group.close()
         self._slots = ()
@@ -116,27 +120,24 @@ class GlooSender(BucketSender):
     _group: BroadcastGroup | None = None
 
     def join(self, init_info: BucketInitInfo) -> None:
-        """Open the store and meet every worker of every engine there.
+        """Open a meeting and build a group with every worker of every engine.
 
         Raises:
             WeightSyncError: as an engine raised it, or when not all came.
         """
         self.slots = tuple(torch.empty(size, dtype=torch.uint8) for size in self.plan.slot_bytes)
         timeout, size = self.client.timeout_seconds, self.client.world_size
-        self._store = open_store(init_info.host, timeout)
+        meeting = Meeting.open(init_info.host, size, timeout)
         joining = self.client.begin_init(
             {
                 "host": init_info.host,
-                "port": self._store.port,
+                "port": meeting.port,
                 "rank_offset": 1,
                 "world_size": size,
                 "bucket_bytes": init_info.bucket_bytes,
             }
         )
-        # Beside this thread, since nothing ends its wait for an engine that has failed.
-        meeting = background(lambda: BroadcastGroup(self._store, 0, size, init_info.host, timeout))
-        joining.wait()
-        self._group = meeting.result()
+        self._group = join_engines(meeting, joining, lambda: BroadcastGroup(meeting, 0, size, init_info.host, timeout))
 
     def start(self, bucket: Bucket) -> Wait:
         """Broadcast a bucket."""

@@ -1,17 +1,21 @@
 """The `nccl` transport: vLLM's packed NCCL broadcast, with a record of what arrived.
 
-The group meets by an NCCL unique id that the sender makes, so no port is chosen by anybody. NCCL itself never gives up:
-on both ends somebody watches, and aborts the communicator of an update that cannot end any more.
+The group is built from an NCCL unique id that the sender makes, so no port is chosen by anybody. NCCL itself never
+gives up: nobody builds before all have met, and on both ends somebody watches, and aborts the communicator of an update
+that cannot end any more.
 """
 
 import base64
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from threading import Timer
+from functools import partial
+from threading import Event, Lock
 from typing import Any, ClassVar, Self
 
 import torch
+from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
 from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
 from vllm.distributed.weight_transfer.base import TrainerInitInfo, WeightSource
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
@@ -26,7 +30,9 @@ from vllm.distributed.weight_transfer.nccl_engine import (
     NCCLWeightTransferUpdateInfo,
 )
 
-from rlhf_runtime.weight_sync.client import EngineCall, EngineClient, background, root_cause
+from rlhf_runtime.errors import ConnectionLostError
+from rlhf_runtime.weight_sync.client import GRACE_SECONDS, EngineCall, EngineClient, background
+from rlhf_runtime.weight_sync.meeting import POLL_SECONDS, Meeting, group_rank, join_engines, lost
 from rlhf_runtime.weight_sync.receive import RecordedReceive
 
 BACKEND = "rlhf_nccl"
@@ -34,27 +40,92 @@ BUFFERS = 2
 """One is filled or loaded while the other is on its way."""
 
 
-class WatchedNCCLWeightTransferEngine(NCCLWeightTransferEngine):
-    """The engine's side, which leaves an update that takes too long."""
+@dataclass(kw_only=True)
+class NCCLMeetingInfo(NCCLWeightTransferInitInfo):
+    """Where sender and engines meet before they build the group, and how the weights come."""
 
+    host: str
+    port: int
+
+
+class Abortable:
+    """Either end of a group, which may be left while another thread works with it."""
+
+    model_update_group: PyNcclCommunicator | None
+    _meeting: Meeting | None = None
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._leaving = Lock()
+
+    def shutdown(self) -> None:
+        """Leave the group: others that wait for this process leave too, and a broadcast that hangs here ends."""
+        if self._meeting is not None:
+            self._meeting.leave()
+        with self._leaving:
+            group, self.model_update_group = self.model_update_group, None
+        if group is not None and not group.disabled:
+            # First, as whoever is at a broadcast must not start another on what is being freed.
+            group.disabled = True
+            background(partial(_abort, group))
+
+
+def _abort(group: PyNcclCommunicator) -> None:
+    """Free a communicator, which waits for what runs on its device."""
+    with torch.accelerator.device_index(group.device.index):
+        group.nccl.ncclCommAbort(group.comm)
+
+
+class WatchedNCCLWeightTransferEngine(Abortable, NCCLWeightTransferEngine):
+    """The engine's side, which leaves a handshake or an update that cannot end any more."""
+
+    init_info_cls = NCCLMeetingInfo
     timeout_seconds: float
     """How long an update may take; `RecordedReceive` reads it from the handshake."""
+
+    def init_transfer_engine(self, init_info: NCCLMeetingInfo) -> None:
+        """Join the sender's group.
+
+        Raises:
+            ConnectionLostError: when not all of the group came.
+        """
+        self.packed = init_info.packed
+        self.packed_buffer_size_bytes = init_info.packed_buffer_size_bytes
+        self.packed_num_buffers = init_info.packed_num_buffers
+        size, unique_id = init_info.world_size, init_info.nccl_unique_id_bytes
+        # First, so that whatever fails after it is told to the others.
+        self._meeting = Meeting.find(init_info.host, init_info.port, size, self.timeout_seconds)
+        rank = group_rank(self.parallel_config, init_info.rank_offset)
+        # Asked here: another thread begins on the first device.
+        device = torch.accelerator.current_device_index()
+        self.model_update_group = self._meeting.join(lambda _: uid_init_process_group(unique_id, rank, size, device))
 
     def receive_weights(self, update_info: NCCLWeightTransferUpdateInfo) -> None:
         """Receive and load every bucket.
 
         Raises:
-            RuntimeError: when the sender was late; the group is gone then.
+            ConnectionLostError: when the sender or another receiver left, or was late; the group is gone then.
         """
-        watch = Timer(self.timeout_seconds, self.shutdown)
-        watch.daemon = True
-        watch.start()
+        ended = Event()
+        watching = background(partial(self._watch, ended))
         try:
             super().receive_weights(update_info)
         finally:
-            watch.cancel()
-        if self.model_update_group is None:
-            raise RuntimeError(f"no end of the weights within {self.timeout_seconds:g} s")
+            ended.set()
+            # Once the watch has taken the group away, what follows from it says nothing.
+            watching.result()
+
+    def _watch(self, ended: Event) -> None:
+        """Leave, unless the update ends in time and with everyone there."""
+        deadline = time.monotonic() + self.timeout_seconds
+        try:
+            while not ended.wait(POLL_SECONDS):
+                self._meeting.require_everyone()
+                if time.monotonic() > deadline:
+                    raise lost(f"no end of the weights within {self.timeout_seconds:g} s")
+        except ConnectionLostError:
+            self.shutdown()
+            raise
 
 
 class RecordedNCCLWeightTransferEngine(RecordedReceive, WatchedNCCLWeightTransferEngine):
@@ -68,9 +139,11 @@ class NCCLSenderInitInfo(TrainerInitInfo):
     backend: ClassVar[str] = BACKEND
     bucket_bytes: int
     """Bytes of the buffers together; vLLM closes a bucket after it is full, so that a large tensor may exceed them."""
+    host: str
+    """This node's address, as the engines reach it."""
 
 
-class NCCLSender(NCCLTrainerWeightTransferEngine):
+class NCCLSender(Abortable, NCCLTrainerWeightTransferEngine):
     """The trainer's side."""
 
     init_info_cls = NCCLSenderInitInfo
@@ -87,14 +160,24 @@ class NCCLSender(NCCLTrainerWeightTransferEngine):
         packing = {"packed": True, "packed_buffer_size_bytes": size, "packed_num_buffers": BUFFERS}
         engine = cls(client=client, source=source, is_sender=init_info.is_sender, **packing)
         if engine.is_sender:
-            unique_id = bytes(NCCLLibrary().ncclGetUniqueId())
-            device = torch.accelerator.current_device_index()
-            joining = client.begin_init(worker_init_info(unique_id, client.world_size, packing))
-            # NCCL has no end of waiting: beside this thread, and not waited for where an engine fails or is late.
-            meeting = background(lambda: uid_init_process_group(unique_id, 0, client.world_size, device))
-            joining.wait()
-            engine.model_update_group = meeting.result()
+            engine._join(init_info.host, packing)
         return engine
+
+    def _join(self, host: str, packing: dict[str, Any]) -> None:
+        size, device = self.client.world_size, torch.accelerator.current_device_index()
+        unique_id = bytes(NCCLLibrary().ncclGetUniqueId())
+        meeting = self._meeting = Meeting.open(host, size, self.client.timeout_seconds)
+        info = NCCLMeetingInfo(
+            host=host,
+            port=meeting.port,
+            rank_offset=1,
+            world_size=size,
+            nccl_unique_id_b64=base64.b64encode(unique_id).decode(),
+            **packing,
+        )
+        joining = self.client.begin_init(worker_init_payload(info))
+        build = partial(uid_init_process_group, unique_id, 0, size, device)
+        self.model_update_group = join_engines(meeting, joining, lambda: meeting.join(lambda _: build()))
 
     def send_weights(self) -> None:
         """Broadcast every tensor; all ranks call it, since gathering is collective.
@@ -133,18 +216,16 @@ class NCCLSender(NCCLTrainerWeightTransferEngine):
         try:
             yield
         except Exception as error:
+            own = self.model_update_group is not None
             self.shutdown()
-            # Once the group is gone this side fails too, in words that say nothing.
-            known = [watching.exception()] if watching.done() else update.errors()
-            raise (root_cause(cause for cause in known if isinstance(cause, Exception)) or error) from error
+            # Engines that wait for more leave now, and say so.
+            with suppress(TimeoutError):
+                cause = watching.exception(GRACE_SECONDS)
+                # What follows here from an engine's failure says nothing, and what follows there from one here neither.
+                if cause and not (own and isinstance(cause, ConnectionLostError)):
+                    raise cause from error
+            raise
         watching.result()
-
-
-def worker_init_info(unique_id: bytes, world_size: int, packing: dict[str, Any]) -> dict[str, Any]:
-    """The handshake of the engine whose workers follow the sender; later engines have a larger `rank_offset`."""
-    encoded = base64.b64encode(unique_id).decode()
-    info = NCCLWeightTransferInitInfo(rank_offset=1, world_size=world_size, nccl_unique_id_b64=encoded, **packing)
-    return worker_init_payload(info)
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, RecordedNCCLWeightTransferEngine)

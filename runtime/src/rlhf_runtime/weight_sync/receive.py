@@ -161,7 +161,10 @@ class TransferExtension:
         except Exception as error:
             logger.exception("weight sync: %s failed", step)
             # Whoever waits for this worker fails too.
-            self.abandon_weight_update()
+            try:
+                self.abandon_weight_update()
+            except Exception:
+                logger.exception("weight sync: the connection could not be closed")
             return StepFailure.of(step, error)
         return None
 

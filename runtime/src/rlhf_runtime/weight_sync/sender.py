@@ -10,6 +10,7 @@ from vllm.distributed.weight_transfer.base import TrainerWeightTransferEngine
 
 from rlhf_runtime.errors import InfrastructureError
 from rlhf_runtime.weight_sync.client import EngineClient
+from rlhf_runtime.weight_sync.dtypes import ENGINE_DTYPES
 from rlhf_runtime.weight_sync.source import RecordingSource
 from rlhf_runtime.weight_sync.transports import connect
 from rlhf_runtime.weight_sync.verify import SendReport
@@ -30,8 +31,8 @@ class WeightSender:
         engines: Sequence[Any],
         rank: int,
         *,
-        workers_per_engine: int = 1,
-        host: str = "127.0.0.1",
+        workers_per_engine: int,
+        host: str,
     ) -> None:
         """Take the engines; nothing is sent yet.
 
@@ -46,10 +47,11 @@ class WeightSender:
         """
         self._path, self._rank, self._host = path, rank, host
         self._client = EngineClient(engines, workers_per_engine, path.verify, path.timeout_seconds)
-        self._source = RecordingSource(module, prefix, checksums=path.verify and rank == 0)
+        dtype = ENGINE_DTYPES[path.transport]
+        self._source = RecordingSource(module, prefix, dtype, checksums=path.verify and rank == 0)
         self._transfer: TrainerWeightTransferEngine | None = None
 
-    def send(self, afresh: bool = False) -> SendReport:
+    def send(self, afresh: bool) -> SendReport:
         """Send every weight once and say what was sent.
 
         Args:

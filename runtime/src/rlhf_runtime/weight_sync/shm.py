@@ -1,11 +1,9 @@
 """The `shm` transport: CUDA IPC's twin on CPU, registered with vLLM's weight-transfer factories.
 
-The sending rank makes one buffer in shared memory for the life of the job. Engines map it in the handshake, after
-which its name is removed: the memory lives as long as a process maps it, and nothing stays behind whatever ends the
-processes. Each bucket of an update is one call to the engines, which says what lies where.
+The sending rank makes one buffer in shared memory for the life of the job, and engines map it in the handshake. Each
+bucket of an update is one call to the engines, which says what lies where.
 """
 
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -17,7 +15,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from rlhf_runtime.weight_sync.bucket_receiver import BucketReceiver
 from rlhf_runtime.weight_sync.bucket_sender import BucketInitInfo, BucketSender, lists_of
 from rlhf_runtime.weight_sync.buckets import Bucket, tensor_specs
-from rlhf_runtime.weight_sync.buffer import FOLDER, create_buffer, map_buffer
+from rlhf_runtime.weight_sync.buffer import create_buffer, map_buffer
 from rlhf_runtime.weight_sync.pipeline import Wait
 from rlhf_runtime.weight_sync.receive import RecordedReceive
 
@@ -90,13 +88,10 @@ class ShmSender(BucketSender):
         Raises:
             WeightSyncError: when shared memory is too small, or an engine is on another machine.
         """
-        path = FOLDER / f"rlhf-{uuid.uuid4().hex}"
         size = sum(self.plan.slot_bytes)
-        self.slots = self.plan.slots(create_buffer(path, size))
-        try:
+        with create_buffer(size) as (buffer, path):
+            self.slots = self.plan.slots(buffer)
             self.client.init_weight_transfer_engine({"path": str(path), "size": size})
-        finally:
-            path.unlink()
 
     def start(self, bucket: Bucket) -> Wait:
         """Tell the engines what lies in the bucket; they answer once it is loaded."""

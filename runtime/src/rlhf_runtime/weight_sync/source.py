@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import torch
 from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource, materialize_full_tensor
 
+from rlhf_runtime.weight_sync.dtypes import wire_dtype
 from rlhf_runtime.weight_sync.verify import checksum
 
 
@@ -15,26 +16,27 @@ class RecordingSource(WeightSource):
     is freed before the next is gathered. A parameter under two names (tied embeddings) is sent once, under the first.
     """
 
-    def __init__(self, module: torch.nn.Module, prefix: str = "", checksums: bool = True) -> None:
+    def __init__(self, module: torch.nn.Module, prefix: str, dtype: torch.dtype, checksums: bool) -> None:
         """Wrap a module.
 
         Args:
             module: The policy.
             prefix: Beginning of parameter names that a checkpoint does not have, such as a wrapper's `model.`;
                 parameters without it are not sent.
+            dtype: What the engines compute in, and so what weights are cast to before anything else.
             checksums: Whether they are taken; the sending rank's are enough.
         """
-        self._module, self._prefix, self._take = module, prefix, checksums
+        self._module, self._prefix, self._dtype, self._take = module, prefix, dtype, checksums
         self.checksums: dict[str, int | None] = {}
         self._pass: Iterator[tuple[str, torch.Tensor]] | None = None
 
     def metadata(self) -> list[ParamMeta]:
-        """Names, dtypes and full shapes, without gathering."""
-        return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self._parameters()]
+        """Names, dtypes that travel and full shapes, without gathering."""
+        return [ParamMeta(name, self._wire(tensor), tuple(tensor.shape)) for name, tensor in self._parameters()]
 
     def sizes(self) -> list[int]:
-        """Bytes of each tensor."""
-        return [tensor.numel() * tensor.element_size() for _, tensor in self._parameters()]
+        """Bytes of each tensor that travels."""
+        return [tensor.numel() * self._wire(tensor).itemsize for _, tensor in self._parameters()]
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         self.checksums = {}
@@ -53,9 +55,12 @@ class RecordingSource(WeightSource):
     @torch.no_grad()
     def _materialized(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self._parameters():
-            tensor = materialize_full_tensor(parameter.detach())
+            tensor = materialize_full_tensor(parameter.detach().to(self._wire(parameter)))
             self.checksums[name] = checksum(tensor) if self._take else None
             yield name, tensor
+
+    def _wire(self, parameter: torch.Tensor) -> torch.dtype:
+        return wire_dtype(parameter.dtype, self._dtype)
 
     def _parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self._module.named_parameters():

@@ -51,8 +51,8 @@ def sync_weights(policy: PolicyGroup, rollout: RolloutGroup, version: int) -> Sy
 
         1. pause     engines refuse to generate
         2. send      policy rank 0 fills buckets, engines load them
-        3. publish   engines take the version and reset their prefix cache
-        4. compare   what arrived is what was sent, and no parameter was left out
+        3. compare   what arrived is what was sent, and no parameter was left out
+        4. publish   engines take the version and reset their prefix cache
         5. resume
 
     Steps 2 to 4 are repeated once, in full and over a new connection, when weights did not arrive as they were sent.
@@ -87,8 +87,8 @@ def sync_weights(policy: PolicyGroup, rollout: RolloutGroup, version: int) -> Sy
 
 def _send(policy: PolicyGroup, rollout: RolloutGroup, version: int, afresh: bool) -> SendReport:
     sent = policy.send_weights(afresh)[0]
-    rollout.publish_weights(version)
     for engine, records in enumerate(rollout.received_weights()):
         for rank, record in enumerate(records):
             verify(sent.checksums, record, f"engine {engine}, rank {rank}")
+    rollout.publish_weights(version)
     return sent
