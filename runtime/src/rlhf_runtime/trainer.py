@@ -267,7 +267,7 @@ class Trainer:
             require_agreement(role, reports)
             metrics |= reports[0]
         if scored_by_update(self.config):
-            batch = batch.union(self.roles["policy"].scored(len(batch)).get())
+            batch = batch.union(self.roles["policy"].scored(batch.select(tokens)).get())
         return batch, metrics
 
     def steer_kl(self, metrics: StepMetrics, samples: int) -> None:

@@ -9,9 +9,10 @@ from rlhf_runtime.engines.torch_engine import TorchEngine
 from rlhf_runtime.models import model_folder
 from rlhf_runtime.protocol import DataProto
 from rlhf_runtime.ragged import lengths
-from rlhf_runtime.single_controller.decorator import Dispatch, register
+from rlhf_runtime.single_controller.decorator import register
 from rlhf_runtime.workers.minibatch import (
     DEALT,
+    DEALT_AND_BACK,
     Totals,
     count_over_ranks,
     mini_batches,
@@ -40,7 +41,7 @@ class CriticWorker(TrainedWorker):
             optimizer=config.training.critic_optimizer,
         )
 
-    @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    @register(DEALT_AND_BACK, blocking=False)
     def compute_values(self, batch: DataProto) -> DataProto:
         """`values`, ragged [B, R*] float32: what each response token is expected to earn, judged before it is known."""
         (values,) = self.engine.score(sequences_of(batch))

@@ -33,36 +33,62 @@ def per_token(batch: DataProto, columns: dict[str, torch.Tensor]) -> DataProto:
     return DataProto.from_dict({name: from_values(values, counts) for name, values in columns.items()})
 
 
+def _hands(batch: DataProto, world_size: int) -> tuple[DataProto, list[list[int]]]:
+    """The batch padded to a multiple of the ranks, and the rows of each rank.
+
+    Of each next rows, as many as ranks, the longest goes to the rank with the fewest tokens so far, and so on: ranks
+    never differ by more tokens than the longest row has.
+    """
+    padded, _ = batch.pad_to_multiple(world_size)
+    tokens = (lengths(padded.batch["prompt_ids"]) + lengths(padded.batch["response_ids"])).tolist()
+    loads = [0] * world_size
+    hands: list[list[int]] = [[] for _ in range(world_size)]
+    for first in range(0, len(padded), world_size):
+        rows = sorted(range(first, first + world_size), key=lambda row: -tokens[row])
+        ranks = sorted(range(world_size), key=loads.__getitem__)
+        for row, rank in zip(rows, ranks, strict=True):
+            hands[rank].append(row)
+            loads[rank] += tokens[row]
+    return padded, hands
+
+
+def _order(hands: list[list[int]], rows: int) -> torch.Tensor:
+    """Where each of the batch's rows, [rows] int64, stands among those of all hands one after the other."""
+    return torch.tensor([row for hand in hands for row in hand]).argsort()[:rows]
+
+
 def _deal(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    padded, _ = require_batch(args).pad_to_multiple(world_size)
-    hands = [padded.select_rows(torch.arange(rank, len(padded), world_size)) for rank in range(world_size)]
-    return Call((PerRank(hands), *map(Shared, args[1:])), {name: Shared(value) for name, value in kwargs.items()})
+    batch = require_batch(args)
+    padded, hands = _hands(batch, world_size)
+    dealt = PerRank([padded.select_rows(torch.tensor(hand)) for hand in hands])
+    shared = {name: Shared(value) for name, value in kwargs.items()}
+    return Call((dealt, *map(Shared, args[1:])), shared, plan=_order(hands, len(batch)))
+
+
+def _ask(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    batch = require_batch(args)
+    return Call((), {}, plan=_order(_hands(batch, world_size)[1], len(batch)))
 
 
 def _by_rank(call: Call, results: list[Any]) -> list[Any]:
     return results
 
 
-DEALT = Mode(_deal, _by_rank)
-"""Rows of the first argument, a `DataProto`, dealt out to the ranks one by one, as cards are, the others whole; padded
-so that all have as many. So the next m rows of all ranks together are the batch's next m, however many ranks there
-are."""
-
-
-def _count(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    (rows,) = args
-    return Call((), {}, plan=rows)
-
-
 def _in_order(call: Call, results: list[DataProto]) -> DataProto:
-    ranks, hand = len(results), len(results[0])
-    places = [row % ranks * hand + row // ranks for row in range(call.plan)]
-    return DataProto.concat(results).select_rows(torch.tensor(places))
+    return DataProto.concat(results).select_rows(call.plan)
 
 
-PICKED_UP = Mode(_count, _in_order)
-"""What ranks made of the rows that were `DEALT` to them, in the batch's order and without padding; the caller gives the
-batch's number of rows, the method takes nothing."""
+DEALT = Mode(_deal, _by_rank)
+"""Rows of the first argument, a `DataProto`, dealt out to the ranks as cards are, so that all have about as many
+tokens; padded so that all have as many rows. So the next m rows of all ranks together are the batch's next m, however
+many ranks there are."""
+
+DEALT_AND_BACK = Mode(_deal, _in_order)
+"""As `DEALT`; the rows of the results, `DataProto` each, in the batch's order and without padding."""
+
+PICKED_UP = Mode(_ask, _in_order)
+"""What ranks made of a batch that was `DEALT` to them, in its order and without padding; the caller gives that batch,
+the method takes nothing."""
 
 
 def mini_batches(batch: DataProto, size: int | None, epochs: int, world_size: int) -> Iterator[DataProto]:

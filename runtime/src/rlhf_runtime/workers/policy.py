@@ -19,6 +19,7 @@ from rlhf_runtime.single_controller.decorator import Dispatch, register
 from rlhf_runtime.weight_sync import SendReport
 from rlhf_runtime.workers.minibatch import (
     DEALT,
+    DEALT_AND_BACK,
     PICKED_UP,
     Totals,
     count_over_ranks,
@@ -58,7 +59,7 @@ class PolicyWorker(TrainedWorker):
 
         self._sender_cls = WeightSender
 
-    @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    @register(DEALT_AND_BACK, blocking=False)
     def compute_log_probs(self, batch: DataProto) -> DataProto:
         """`old_log_probs` and `entropy`, ragged [B, R*] float32, at the sampling temperature."""
         log_probs, entropy = self.engine.score(sequences_of(batch))

@@ -5,9 +5,9 @@ from rlhf_api import RuntimeConfig
 from rlhf_runtime.engines.torch_engine import TorchEngine
 from rlhf_runtime.models import model_folder
 from rlhf_runtime.protocol import DataProto
-from rlhf_runtime.single_controller.decorator import Dispatch, register
+from rlhf_runtime.single_controller.decorator import register
 from rlhf_runtime.single_controller.worker import Worker
-from rlhf_runtime.workers.minibatch import per_token, sequences_of
+from rlhf_runtime.workers.minibatch import DEALT_AND_BACK, per_token, sequences_of
 
 
 class ReferenceWorker(Worker):
@@ -23,7 +23,7 @@ class ReferenceWorker(Worker):
             temperature=config.rollout.temperature,
         )
 
-    @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    @register(DEALT_AND_BACK, blocking=False)
     def compute_log_probs(self, batch: DataProto) -> DataProto:
         """Add `ref_log_probs`, ragged [B, R*] float32, at the sampling temperature; the other columns stay behind."""
         log_probs, _ = self.engine.score(sequences_of(batch))
