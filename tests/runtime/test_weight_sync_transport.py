@@ -25,6 +25,7 @@ from rlhf_runtime.weight_sync.buffer import FOLDER, create_buffer, map_buffer
 from rlhf_runtime.weight_sync.client import EngineCall, EngineClient, StepFailure, background, raise_failure, root_cause
 from rlhf_runtime.weight_sync.meeting import Meeting, join_engines
 from rlhf_runtime.weight_sync.pipeline import Wait, receive_buckets, send_buckets
+from rlhf_runtime.weight_sync.receive import TransferExtension
 
 HOST = "127.0.0.1"
 SHAPES = st.lists(st.lists(st.integers(0, 40), max_size=2).map(tuple), max_size=30)
@@ -369,6 +370,19 @@ def test_the_cause_is_told_and_not_what_follows_from_it() -> None:
     assert root_cause([lost, own, gone]) is gone
     assert root_cause([lost]) is lost
     assert root_cause([]) is None
+
+
+def test_a_worker_whose_connection_cannot_be_closed_still_answers_why_it_failed() -> None:
+    def fail(error: str) -> None:
+        raise ValueError(error)
+
+    worker = TransferExtension()
+    worker.update_weights = lambda: fail("no such layer")
+    target = {"reset_weight_update_target": lambda: None, "shutdown": lambda: fail("closed already")}
+    worker.weight_transfer_engine = SimpleNamespace(**target)
+    failure = worker.attempt_transfer("update_weights", None)
+    assert failure is not None
+    assert "no such layer" in failure.message
 
 
 def test_what_a_worker_answers_is_raised_as_it_was() -> None:

@@ -56,7 +56,7 @@ class Group:
 
 
 class Engine:
-    """An actor handle whose steps are answered as told: by None, an error, once another process leaves, or never."""
+    """An actor handle whose steps are answered as told: by None, an error, a function, as another leaves, or never."""
 
     def __init__(self, **answers: Any) -> None:
         self.asked: dict[str, Any] = {}
@@ -69,6 +69,8 @@ class Engine:
         answer = self._answers.get(step)
         if isinstance(answer, Exception):
             future.set_exception(answer)
+        elif callable(answer):
+            future = background(answer)
         elif answer == "stays":
             future = background(self._stay)
         elif answer != "never":
@@ -182,6 +184,23 @@ def test_a_broadcast_that_fails_while_the_group_is_freed_tells_why_it_was(
     sender.shutdown()
     group.freeing.set()
     assert not group.misused
+
+
+def test_an_engine_that_says_late_why_it_failed_is_still_heard(
+    connect: Callable[..., Any], group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL itself may notice before the engine's answer is here."""
+
+    def broken(weights: Any, group: Group) -> None:
+        raise RuntimeError("NCCL error: remote process exited")
+
+    def answer() -> None:
+        group.aborted.wait(10)
+        raise WeightSyncError("out of memory")
+
+    packs(monkeypatch, broken)
+    with pytest.raises(WeightSyncError, match="out of memory"):
+        connect(Engine(update_weights=answer)).send_weights()
 
 
 def test_a_sender_that_fails_by_itself_tells_the_engines_and_its_own_reason(
