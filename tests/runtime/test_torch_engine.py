@@ -371,6 +371,7 @@ def test_a_critic_starts_at_0_and_learns_its_targets(make_config, peaked: Path) 
 def test_a_model_that_caps_its_logits_is_refused(tmp_path: Path) -> None:
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = {**sizes, "num_key_value_heads": 1, "head_dim": 16, "initializer_range": 2.0, "tie_word_embeddings": True}
+    config["attn_logit_softcapping"] = None  # refused before
     gemma = materialize(ModelSource(random=RandomModel(architecture="gemma2", config=config)), tmp_path)
     with pytest.raises(InputError, match="got a gemma2 model, which changes its logits"):
         engine(gemma)

@@ -105,6 +105,16 @@ def test_a_model_that_mixes_rows_is_refused(tmp_path: Path) -> None:
             engine(mamba, head=head)
 
 
+@pytest.mark.parametrize(("architecture", "unlike"), [("gemma2", "softcap"), ("gpt_oss", "s_aux")])
+def test_attention_that_is_not_plain_is_refused_by_name(tmp_path: Path, architecture: str, unlike: str) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = {**sizes, "num_key_value_heads": 1, "head_dim": 16, "num_local_experts": 2, "num_experts_per_tok": 1}
+    made = materialize(ModelSource(random=RandomModel(architecture=architecture, config=config)), tmp_path)
+    for head in ("lm", "value"):
+        with pytest.raises(InputError, match=rf"got a {architecture} model with {unlike} in its attention; .*Fix:"):
+            engine(made, head=head)
+
+
 def test_layers_computed_anew_give_the_same_gradients(trained: TorchEngine) -> None:
     kept: list[int] = []
 

@@ -15,6 +15,9 @@ from transformers import AttentionInterface
 PACKED = "rlhf_packed"
 """The name that transformers knows it by."""
 
+ALTERING = ("softcap", "s_aux", "position_bias")
+"""What layers of some models pass that is not done here: capped products, sinks, and biases by distance."""
+
 
 @dataclass(frozen=True)
 class Packing:
@@ -33,10 +36,10 @@ def attend(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    scaling: float,
+    scaling: float | None = None,
     packing: Packing | None = None,
     sliding_window: int | None = None,
-    **_: Any,
+    **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention as transformers calls it.
 
@@ -46,13 +49,19 @@ def attend(
         key: [1, key-value heads, T, D].
         value: [1, key-value heads, T, D].
         attention_mask: None, as transformers makes no mask for an implementation that it does not know.
-        scaling: Multiplies the products of queries and keys.
+        scaling: Multiplies the products of queries and keys; None for 1 / sqrt(D).
         packing: The rows; None where the tokens are one row, or a row each of a batch.
         sliding_window: How many tokens, itself included, each sees; None for all before it.
+        others: What else a layer has to say.
 
     Returns:
         [1, T, heads, D], and no weights.
+
+    Raises:
+        ValueError: naming what of that would change the result.
     """
+    if unknown := [name for name in ALTERING if others.get(name) is not None]:
+        raise ValueError(f"{', '.join(unknown)} in its attention")
     if packing is None:
         return _rows_alone(query, key, value, scaling, sliding_window).transpose(1, 2), None
     if query.is_cuda and query.dtype != torch.float32:  # the flash kernel has no float32
@@ -75,7 +84,7 @@ def attend(
 
 
 def _rows_alone(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, sliding_window: int | None
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None, sliding_window: int | None
 ) -> torch.Tensor:
     """[b, heads, L, D] of b rows of one length."""
     groups = query.shape[1] // key.shape[1]

@@ -82,13 +82,18 @@ def _check_packing(model: PreTrainedModel, folder: Path) -> None:
     """Refuse a model whose rows see each other when they are packed, as in recurrent layers."""
     tokens = torch.arange(min(8, model.config.get_text_config().vocab_size))
     rows = Sequences([tokens, tokens.flip(0)], [tokens[:1], tokens[:1]])
-    alone = model.base_model(input_ids=torch.stack(list(rows.prompts)), use_cache=False).last_hidden_state.flatten(0, 1)
+    fix = "Fix: choose another model"
+    try:
+        alone = model.base_model(input_ids=torch.stack(list(rows.prompts)), use_cache=False).last_hidden_state
+    except ValueError as error:
+        got = f"a {model.config.model_type} model with {error}"
+        raise InputError(f"{folder}: got {got}; expected attention without. {fix}") from error
+    alone = alone.flatten(0, 1)
     near = 1e-4 * alone.nan_to_num().abs().max().item()  # NaN is told by another check
     if not torch.allclose(_hidden(model, rows.model_input([0, 1])), alone, rtol=1e-3, atol=near, equal_nan=True):
         raise InputError(
             f"{folder}: got a {model.config.model_type} model, which computes rows that stand in one line not as it "
-            "does alone; expected one that mixes tokens by attention which transformers can replace. "
-            "Fix: choose another model"
+            f"does alone; expected one that mixes tokens by attention which transformers can replace. {fix}"
         )
 
 
