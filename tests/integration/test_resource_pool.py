@@ -1,5 +1,6 @@
 """Placement groups and local nodes on a real Ray of two local nodes with fake GPUs, without any worker."""
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,12 @@ from ray.util.placement_group import placement_group_table
 from rlhf_api.runtime_config import LocalNode, WorkerGroup
 from rlhf_runtime.errors import PlacementError
 from rlhf_runtime.single_controller import LocalCluster, RayResourcePool, ResourcePoolManager, reserve
+
+
+def test_a_cluster_leaves_the_devices_of_this_process_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    with LocalCluster([LocalNode(pool="cpu", device="cpu", resources={"CPU": 1.0})]):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,6"
 
 
 @pytest.fixture(scope="module")

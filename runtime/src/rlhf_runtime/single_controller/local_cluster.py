@@ -5,7 +5,7 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count, islice
@@ -109,10 +109,10 @@ class LocalCluster:
         if self._nodes is None:
             ray.init(address="auto", **options)
         elif len(self._nodes) == 1:
-            # The driver computes nothing on a GPU itself.
-            os.environ |= device_shares(self._nodes, os.environ.get("CUDA_VISIBLE_DEVICES"))[0]
+            devices = device_shares(self._nodes, os.environ.get("CUDA_VISIBLE_DEVICES"))[0]
             start = _start_arguments(self._nodes[0])
-            ray.init(address="local", include_dashboard=False, **start, **options)
+            with _environment(devices):
+                ray.init(address="local", include_dashboard=False, **start, **options)
         else:
             self._start_nodes()
             ray.init(address=self._cluster.address, **options)  # type: ignore[union-attr]
@@ -147,6 +147,21 @@ class LocalCluster:
 def _keep_to_itself(message: dict[str, Any], ignore_prefix: bool) -> None:
     """What Ray would print between the run's own lines, whatever its log level: our errors say it better."""
     logging.getLogger("ray").info("%s", "\n".join(message["lines"]))
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """This process' environment with these variables as well, which a node that it starts inherits."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ |= variables
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @contextmanager
