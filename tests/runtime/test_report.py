@@ -306,6 +306,7 @@ VIEW = """
 import json, signal, sys
 from rlhf_api import RuntimeConfig
 from rlhf_runtime.report import Report, Sample, StepRecord, sinks_of
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell inherit that it is ignored
 config = RuntimeConfig.parse(json.loads(sys.argv[1]))
 report = Report(config, sinks_of(config))
 report.start()
