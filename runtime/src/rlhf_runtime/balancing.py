@@ -15,7 +15,7 @@ import torch
 
 from rlhf_runtime.protocol import DataProto
 from rlhf_runtime.ragged import lengths
-from rlhf_runtime.single_controller.decorator import Call, Mode, PerRank, Shared, require_batch
+from rlhf_runtime.single_controller.decorator import Call, Mode, in_order, require_batch, scatter
 
 
 class ResponseLengths:
@@ -94,20 +94,11 @@ def assign_rows(batch: DataProto, engines: int) -> list[torch.Tensor]:
 
 
 def _dispatch(engines: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    batch, others = require_batch(args), args[1:]
-    rows = assign_rows(batch, engines)
-    busy = [engine for engine, own in enumerate(rows) if len(own)]
-    chunks = PerRank([batch.select_rows(own) if len(own) else None for own in rows])
-    order = torch.cat([rows[engine] for engine in busy]).argsort()
-    shared = {name: Shared(value) for name, value in kwargs.items()}
-    return Call((chunks, *map(Shared, others)), shared, ranks=busy, plan=order)
+    batch = require_batch(args)
+    return scatter(batch, assign_rows(batch, engines), len(batch), args[1:], kwargs)
 
 
-def _collect(call: Call, results: list[DataProto]) -> DataProto:
-    return DataProto.concat(results).select_rows(call.plan)
-
-
-BALANCED = Mode(_dispatch, _collect)
+BALANCED = Mode(_dispatch, in_order)
 """Rows of the first argument, a `DataProto` given by position, over the ranks as `assign_rows` says, the other
 arguments whole; the rows of the results in the order of the argument's. A rank without rows is not called.
 

@@ -288,7 +288,8 @@ class Trainer:
         Raises:
             DesyncError: naming the role, the rank and the first parameter that differs.
         """
-        digests = {role: self.roles[role].digests() for role in ("critic", "policy") if role in self.roles}
+        ranked = [role for role in ("critic", "policy") if role in self.roles and self.roles[role].world_size > 1]
+        digests = {role: self.roles[role].digests() for role in ranked}
         for role, answer in digests.items():
             require_agreement(role, answer.get())
 

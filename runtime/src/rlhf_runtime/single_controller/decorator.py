@@ -12,7 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from rlhf_runtime.protocol import DataProto
 
 _REGISTRATION = "__rlhf_registration__"
 
@@ -210,7 +213,38 @@ def _checked(name: str, value: Any, world_size: int) -> Shared | PerRank:
     return value
 
 
-def _by_rank(call: Call, results: list[Any]) -> list[Any]:
+def scatter(batch: "DataProto", rows: Sequence[Any], keep: int, others: Sequence[Any], kwargs: dict[str, Any]) -> Call:
+    """A call in which each rank gets rows of its own of a batch, the other arguments whole, for `in_order` to collect.
+
+    Args:
+        batch: The batch.
+        rows: Of each rank its rows, int64; a rank without any is not called.
+        keep: How many of the batch's rows are wanted back; those after are padding.
+        others: The other arguments.
+        kwargs: Those by name.
+    """
+    busy = [rank for rank, own in enumerate(rows) if len(own)]
+    chunks = PerRank([batch.select_rows(own) if len(own) else None for own in rows])
+    shared = {name: Shared(value) for name, value in kwargs.items()}
+    return Call((chunks, *map(Shared, others)), shared, ranks=busy, plan=order_of([rows[rank] for rank in busy], keep))
+
+
+def order_of(rows: Sequence[Any], keep: int) -> Any:
+    """Where each of a batch's first `keep` rows, [keep] int64, stands among those of all ranks one after the other."""
+    import torch
+
+    return torch.cat(list(rows)).argsort()[:keep]
+
+
+def in_order(call: Call, results: list["DataProto"]) -> "DataProto":
+    """The rows of a `scatter`ed batch's results in the order of that batch, without padding."""
+    from rlhf_runtime.protocol import DataProto
+
+    return DataProto.concat(results).select_rows(call.plan)
+
+
+def by_rank(call: Call, results: list[Any]) -> list[Any]:
+    """The results as they are, by rank."""
     return results
 
 
@@ -233,9 +267,9 @@ def _joined(call: Call, results: list[Any]) -> Any:
 
 
 MODES: dict[Dispatch, Mode] = {
-    Dispatch.ONE_TO_ALL: Mode(_whole, _by_rank),
-    Dispatch.ALL_TO_ALL: Mode(_as_given, _by_rank),
-    Dispatch.DP_COMPUTE: Mode(_one_each, _by_rank),
+    Dispatch.ONE_TO_ALL: Mode(_whole, by_rank),
+    Dispatch.ALL_TO_ALL: Mode(_as_given, by_rank),
+    Dispatch.DP_COMPUTE: Mode(_one_each, by_rank),
     Dispatch.DP_COMPUTE_PROTO: Mode(partial(_cut, pad=True), _joined),
     Dispatch.DP_COMPUTE_SHARD: Mode(partial(_cut, pad=False), _joined),
     Dispatch.RANK_ZERO: Mode(_whole, _first),

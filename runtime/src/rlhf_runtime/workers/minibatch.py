@@ -11,7 +11,7 @@ from rlhf_runtime.algorithms.aggregation import Counts, tokens_of_rows
 from rlhf_runtime.engines.sequences import Sequences
 from rlhf_runtime.protocol import VALID, DataProto
 from rlhf_runtime.ragged import from_values, lengths
-from rlhf_runtime.single_controller.decorator import Call, Mode, PerRank, Shared, require_batch
+from rlhf_runtime.single_controller.decorator import Call, Mode, by_rank, in_order, order_of, require_batch, scatter
 
 
 def sequences_of(batch: DataProto) -> Sequences:
@@ -33,8 +33,8 @@ def per_token(batch: DataProto, columns: dict[str, torch.Tensor]) -> DataProto:
     return DataProto.from_dict({name: from_values(values, counts) for name, values in columns.items()})
 
 
-def _hands(batch: DataProto, world_size: int) -> tuple[DataProto, list[list[int]]]:
-    """The batch padded to a multiple of the ranks, and the rows of each rank.
+def _hands(batch: DataProto, world_size: int) -> tuple[DataProto, list[torch.Tensor]]:
+    """The batch padded to a multiple of the ranks, and the rows of each rank, int64.
 
     Of each next rows, as many as ranks, the longest goes to the rank with the fewest tokens so far, and so on: ranks
     never differ by more tokens than the longest row has.
@@ -49,44 +49,29 @@ def _hands(batch: DataProto, world_size: int) -> tuple[DataProto, list[list[int]
         for row, rank in zip(rows, ranks, strict=True):
             hands[rank].append(row)
             loads[rank] += tokens[row]
-    return padded, hands
-
-
-def _order(hands: list[list[int]], rows: int) -> torch.Tensor:
-    """Where each of the batch's rows, [rows] int64, stands among those of all hands one after the other."""
-    return torch.tensor([row for hand in hands for row in hand]).argsort()[:rows]
+    return padded, [torch.tensor(hand) for hand in hands]
 
 
 def _deal(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     batch = require_batch(args)
     padded, hands = _hands(batch, world_size)
-    dealt = PerRank([padded.select_rows(torch.tensor(hand)) for hand in hands])
-    shared = {name: Shared(value) for name, value in kwargs.items()}
-    return Call((dealt, *map(Shared, args[1:])), shared, plan=_order(hands, len(batch)))
+    return scatter(padded, hands, len(batch), args[1:], kwargs)
 
 
 def _ask(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     batch = require_batch(args)
-    return Call((), {}, plan=_order(_hands(batch, world_size)[1], len(batch)))
+    return Call((), {}, plan=order_of(_hands(batch, world_size)[1], len(batch)))
 
 
-def _by_rank(call: Call, results: list[Any]) -> list[Any]:
-    return results
-
-
-def _in_order(call: Call, results: list[DataProto]) -> DataProto:
-    return DataProto.concat(results).select_rows(call.plan)
-
-
-DEALT = Mode(_deal, _by_rank)
+DEALT = Mode(_deal, by_rank)
 """Rows of the first argument, a `DataProto`, dealt out to the ranks as cards are, so that all have about as many
 tokens; padded so that all have as many rows. So the next m rows of all ranks together are the batch's next m, however
 many ranks there are."""
 
-DEALT_AND_BACK = Mode(_deal, _in_order)
+DEALT_AND_BACK = Mode(_deal, in_order)
 """As `DEALT`; the rows of the results, `DataProto` each, in the batch's order and without padding."""
 
-PICKED_UP = Mode(_ask, _in_order)
+PICKED_UP = Mode(_ask, in_order)
 """What ranks made of a batch that was `DEALT` to them, in its order and without padding; the caller gives that batch,
 the method takes nothing."""
 
