@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 import ruamel.yaml
+from rlhf_api.runtime_config import LocalNode
+from rlhf_runtime.single_controller import LocalCluster, RayResourcePool, reserve
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RLHF = Path(sys.executable).parent / "rlhf"
@@ -151,3 +153,25 @@ def start(tmp_path: Path) -> Iterator[Callable[[Job], Run]]:
     """Starts a run in the test's own folder."""
     with runs_that_end() as start:
         yield partial(start, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def local_nodes() -> list[LocalNode]:
+    """Two local nodes with a CPU and two fake GPUs each."""
+    return [LocalNode(pool=name, device="cuda", resources={"CPU": 1.0, "GPU": 2.0, name: 1.0}) for name in ("a", "b")]
+
+
+@pytest.fixture(scope="module")
+def cluster(local_nodes: list[LocalNode]) -> Iterator[None]:
+    """A real Ray of these nodes."""
+    with LocalCluster(local_nodes):
+        yield
+
+
+@pytest.fixture(scope="module")
+def pool(cluster: None) -> Iterator[RayResourcePool]:
+    """Half of each node."""
+    pool = RayResourcePool("actor", 2, {"CPU": 0.5, "GPU": 1.0}, "STRICT_SPREAD")
+    reserve([pool], 30)
+    yield pool
+    pool.remove()

@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-from collections.abc import Iterator
 
 import pytest
 import ray
@@ -17,22 +16,6 @@ def test_a_cluster_leaves_the_devices_of_this_process_as_they_were(monkeypatch: 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     with LocalCluster([LocalNode(pool="cpu", device="cpu", resources={"CPU": 1.0})]):
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,6"
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    nodes = [LocalNode(pool=name, device="cuda", resources={"CPU": 1.0, "GPU": 2.0, name: 1.0}) for name in ("a", "b")]
-    with LocalCluster(nodes):
-        yield
-
-
-@pytest.fixture(scope="module")
-def pool(cluster: None) -> Iterator[RayResourcePool]:
-    """Half of each node."""
-    pool = RayResourcePool("actor", 2, {"CPU": 0.5, "GPU": 1.0}, "STRICT_SPREAD")
-    reserve([pool], 30)
-    yield pool
-    pool.remove()
 
 
 def test_local_nodes_are_nodes_to_strategies_and_have_devices_of_their_own(pool: RayResourcePool) -> None:

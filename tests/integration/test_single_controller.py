@@ -12,13 +12,11 @@ import pytest
 import ray
 import torch
 from ray import cloudpickle
-from rlhf_api.runtime_config import LocalNode
 from rlhf_runtime.errors import InfrastructureError, PlacementError, RewardError
 from rlhf_runtime.protocol import DataProto
 from rlhf_runtime.ragged import from_values, ragged
 from rlhf_runtime.single_controller import (
     Dispatch,
-    LocalCluster,
     Mode,
     PerRank,
     RayClassWithInitArgs,
@@ -134,21 +132,6 @@ class Scorer(Worker):
 
     def now(self) -> float:
         return time.time()
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    nodes = [LocalNode(pool=name, device="cuda", resources={"CPU": 1.0, "GPU": 2.0, name: 1.0}) for name in ("a", "b")]
-    with LocalCluster(nodes):
-        yield
-
-
-@pytest.fixture(scope="module")
-def pool(cluster: None) -> Iterator[RayResourcePool]:
-    pool = RayResourcePool("actor", 2, {"CPU": 0.5, "GPU": 1.0}, "STRICT_SPREAD")
-    reserve([pool], 30)
-    yield pool
-    pool.remove()
 
 
 @pytest.fixture(scope="module")

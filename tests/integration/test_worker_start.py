@@ -55,20 +55,11 @@ class Unready(Engine):
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    nodes = [LocalNode(pool=name, device="cuda", resources={"CPU": 1.0, "GPU": 2.0, name: 1.0}) for name in ("a", "b")]
+def cluster(local_nodes: list[LocalNode]) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SECRET_OF_THE_DRIVER", "hunter2")
-        with LocalCluster(nodes, python_path=["/of/rewards"]):
+        with LocalCluster(local_nodes, python_path=["/of/rewards"]):
             yield
-
-
-@pytest.fixture(scope="module")
-def pool(cluster: None) -> Iterator[RayResourcePool]:
-    pool = RayResourcePool("actor", 2, {"CPU": 0.5, "GPU": 1.0}, "STRICT_SPREAD")
-    reserve([pool], 30)
-    yield pool
-    pool.remove()
 
 
 @pytest.fixture(scope="module")
