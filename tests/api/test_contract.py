@@ -33,7 +33,6 @@ def test_of_the_whole_design_only_what_is_not_built_is_refused():
         "spec.nodePools[1].minNodes",
         "spec.nodePools[1].maxNodes",
         "spec.checkpoint.exportHuggingFace",
-        "spec.observability.prometheus",
         "spec.observability.wandb",
         "spec.backoffLimit",
         "spec.infrastructureBackoffLimit",

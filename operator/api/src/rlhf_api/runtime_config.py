@@ -18,6 +18,9 @@ from rlhf_api.training import DType, Observability, Optimizer, Rollout
 SCHEMA_VERSION = 1
 """Raised whenever an older runtime could misread a newer config."""
 
+PROGRESS_PORT = 8090
+"""Where the driver tells its progress: `/progress` as JSON, `/metrics` for Prometheus, `/healthz`."""
+
 ModelRole = Literal["policy", "critic", "reference"]
 """A role that computes with a model of its own."""
 

@@ -83,9 +83,11 @@ class WeightSync(ApiModel):
 class Observability(ApiModel):
     """What is recorded beside `metrics.jsonl`."""
 
-    planned: ClassVar[frozenset[str]] = frozenset({"prometheus", "wandb"})
+    planned: ClassVar[frozenset[str]] = frozenset({"wandb"})
 
     tensorboard: bool = True
     """Write TensorBoard events into the run folder."""
+    prometheus: bool = False
+    """Serve progress and Prometheus metrics on localhost:8090 of this machine. On a cluster they always are."""
     samples_per_step: Annotated[int, Field(ge=0)] = 4
     """Sampled texts that are kept a step."""
