@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from rlhf_api import RLHFJobSpec
 from rlhf_api.placement import PlacementGroup, Strategy
-from rlhf_api.pools import Device, NodePool, cpu_count
+from rlhf_api.pools import Device, NodePool
+from rlhf_api.quantity import cpu_count
 from rlhf_api.roles import TORCH_ROLES
 
 from rlhf_operator.defaults import resolved

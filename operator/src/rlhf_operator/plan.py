@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlhf_api import RLHFJob, RLHFJobSpec, RuntimeConfig, SpecError
+from rlhf_api.base import ApiModel
 from rlhf_api.checkpoint import Checkpoint
+from rlhf_api.pods import PodSettings
 from rlhf_api.pools import Device
 from rlhf_api.roles import ModelSource
 from rlhf_api.runtime_config import SCHEMA_VERSION, LocalNode, RoleModels, SyncPath, TrainingLoop, WorkerGroup
@@ -15,6 +17,33 @@ from rlhf_operator.defaults import apply_defaults, resolved
 from rlhf_operator.placement import Placing, place, placing_order
 from rlhf_operator.sync_path import sync_path
 from rlhf_operator.validate import validate
+
+CLUSTER_FIELDS = (
+    "image",
+    "image_pull_policy",
+    "image_pull_secrets",
+    "ray_version",
+    "suspend",
+    "head",
+    "ray_cluster",
+    "env",
+    "backoff_limit",
+    "infrastructure_backoff_limit",
+    "active_deadline_seconds",
+    "pre_running_deadline_seconds",
+    "ttl_seconds_after_finished",
+)
+"""Fields of a spec that mean something on a cluster alone."""
+CLUSTER_POOL_FIELDS = (
+    "min_nodes",
+    "max_nodes",
+    "gpu_resource",
+    "memory",
+    "shared_memory",
+    "rdma",
+    *PodSettings.model_fields,
+)
+"""Fields of a node pool that mean something on a cluster alone."""
 
 
 @dataclass(frozen=True)
@@ -145,10 +174,14 @@ def _ignored(job: RLHFJob, device: Device) -> list[str]:
     ]
     volumes = [f"spec.storage[{index}].readOnly" for index, volume in enumerate(job.spec.storage) if volume.read_only]
     given = [f"metadata.{name}" for name in ("namespace", "labels", "annotations") if getattr(job.metadata, name)]
-    given += ["spec.image"] if job.spec.image else []
-    fields = {"gpu_resource", "memory", "shared_memory", "node_selector", "tolerations"}
+    given += [f"spec.{name}" for name in _given(job.spec, CLUSTER_FIELDS)]
     for index, pool in enumerate(job.spec.node_pools):
-        dumped = pool.model_dump(include=fields, exclude_defaults=True, by_alias=True)
-        given += [f"spec.nodePools[{index}].{name}" for name in dumped]
+        given += [f"spec.nodePools[{index}].{name}" for name in _given(pool, CLUSTER_POOL_FIELDS)]
     ignored = [f"{name} is ignored on this machine" for name in (*given, *volumes)]
     return [*ignored, *(f"{name} is ignored: rollouts run on device `{device}`" for name in engine)]
+
+
+def _given(model: ApiModel, fields: Sequence[str]) -> list[str]:
+    """Those of the fields that were given another value than their default, by their YAML names and in this order."""
+    dumped = model.model_dump(include=set(fields), exclude_defaults=True)
+    return [type(model).model_fields[name].alias or name for name in fields if name in dumped]

@@ -31,8 +31,12 @@ def _unique_names(spec: RLHFJobSpec) -> Iterator[FieldError]:
         "spec.placement.groups[{}].name": (group.name for _, group, _ in groups_of(spec)),
         "spec.rewards[{}].name": (reward.name for reward in spec.rewards),
         "spec.storage[{}].name": (storage.name for storage in spec.storage),
+        "spec.env[{}].name": (variable.name for variable in spec.env),
+        "spec.head.env[{}].name": (variable.name for variable in spec.head.env),
         "spec.storage[{}].mountPath": (posixpath.normpath(storage.mount_path) for storage in spec.storage),
     }
+    for index, pool in enumerate(spec.node_pools):
+        lists[f"spec.nodePools[{index}].env[{{}}].name"] = (variable.name for variable in pool.env)
     for path, names in lists.items():
         first: dict[str, int] = {}
         for index, name in enumerate(names):
@@ -236,9 +240,23 @@ def _gpus_of_workers(spec: RLHFJobSpec) -> Iterator[FieldError]:
             yield FieldError(here, f"{gpus:g} for {group.workers} ranks", "more than half a GPU a rank", fix)
 
 
+def _only_rollouts_scale(spec: RLHFJobSpec) -> Iterator[FieldError]:
+    for index, pool in enumerate(spec.node_pools):
+        fixed = [
+            f"group `{group.name}` with {', '.join(role for role in group.roles if role != 'rollout')}"
+            for _, group, home in groups_of(spec)
+            if home is pool and set(group.roles) != {"rollout"}
+        ]
+        if fixed and pool.node_bounds != (pool.nodes, pool.nodes):
+            got = f"minNodes {pool.node_bounds[0]} and maxNodes {pool.node_bounds[1]} for {'; '.join(fixed)}"
+            fix = "remove both, or give the rollout a pool of its own"
+            yield FieldError(f"spec.nodePools[{index}]", got, f"{pool.nodes} for both: only rollouts scale", fix)
+
+
 CHECKS: tuple[Check, ...] = (
     _unique_names,
     _pools_exist,
+    _only_rollouts_scale,
     _every_role_once,
     _critic_with_ppo_alone,
     _reference_is_placed,

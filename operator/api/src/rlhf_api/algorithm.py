@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from rlhf_api.base import (
     ApiModel,
     Fraction,
+    Integer,
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
@@ -156,7 +157,7 @@ class PPO(PolicyGradient):
 class DynamicSampling(ApiModel):
     """DAPO's dynamic sampling: groups whose samples all score the same are dropped and replaced by further prompts."""
 
-    max_tries: Annotated[int, Field(ge=2)] = 10
+    max_tries: Annotated[Integer, Field(ge=2)] = 10
     """Rollouts of `batchSize` prompts that a step may take to fill its batch, before the job ends with an error."""
 
 

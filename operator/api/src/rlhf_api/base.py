@@ -4,11 +4,19 @@ import json
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
-PositiveInt = Annotated[int, Field(ge=1)]
+
+def _whole(value: Any) -> Any:
+    """3.0 and 1e3 as the whole numbers that they are in JSON, which the API server makes of them."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Integer = Annotated[int, BeforeValidator(_whole), Field(ge=-(2**63), le=2**63 - 1)]
+"""A whole number of 64 bits, however it is written: 3, 3.0 or 3e0."""
+PositiveInt = Annotated[Integer, Field(ge=1)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -16,6 +24,12 @@ DNS_1123 = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 DNS_1035 = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 DnsLabel = Annotated[str, Field(pattern=DNS_1123, max_length=63)]
 """A DNS-1123 label, the form Kubernetes asks of most names."""
+DNS_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+DnsSubdomain = Annotated[str, Field(pattern=DNS_SUBDOMAIN, max_length=253)]
+"""A DNS-1123 subdomain, the form of names of Secrets, ConfigMaps, claims and classes."""
+LabelValue = Annotated[str, Field(pattern=r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$", max_length=63)]
+LabelValues = Annotated[dict[str, LabelValue], Field(max_length=64)]
+"""Kubernetes labels."""
 
 
 class ApiModel(BaseModel):

@@ -4,7 +4,15 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from rlhf_api.base import ApiModel, NonNegativeFloat, PositiveInt, field_problem, require_exactly_one, require_json
+from rlhf_api.base import (
+    ApiModel,
+    Integer,
+    NonNegativeFloat,
+    PositiveInt,
+    field_problem,
+    require_exactly_one,
+    require_json,
+)
 
 
 def _check_row(row: Any) -> Any:
@@ -76,7 +84,7 @@ class Data(ApiModel):
     """Most tokens in a prompt; a longer one is refused before the job starts."""
     max_response_length: PositiveInt = 256
     """Most tokens that are generated."""
-    seed: int = 0
+    seed: Integer = 0
     """Seed of the order of prompts and of sampling. A random model has a seed of its own; a value head starts at 0."""
 
     @property

@@ -1,5 +1,6 @@
 """The RLHFJob resource."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError
@@ -37,6 +38,17 @@ class RLHFJob(ApiModel):
     """The job's name."""
     spec: RLHFJobSpec
     """What to do."""
+
+    @classmethod
+    def from_cluster(cls, obj: Mapping[str, Any]) -> Self:
+        """Read an object as an API server gives it: with a status, and metadata that no manifest has.
+
+        Raises:
+            SpecError: with every problem of the spec that the API server let pass.
+        """
+        metadata = obj.get("metadata", {})
+        kept = {key: metadata[key] for key in ("name", "namespace", "labels", "annotations") if key in metadata}
+        return cls.parse({key: value for key, value in obj.items() if key != "status"} | {"metadata": kept})
 
     @classmethod
     def parse(cls, manifest: Any) -> Self:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlhf_api.base import ApiModel, DnsLabel
+from rlhf_api.base import ApiModel, DnsLabel, Integer
 from rlhf_api.roles import Role
 
 Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
@@ -26,7 +26,7 @@ class PlacementGroup(ApiModel):
     """The node pool that it runs on."""
     roles: Annotated[list[Role], Field(min_length=1)]
     """Roles of the group. Policy, critic and reference share a process; rollout and reward have one of their own."""
-    workers: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    workers: Annotated[Integer, Field(ge=1, le=1_000_000)] = 1
     """Workers a role: ranks of a trained model, devices of a rollout, of which an engine takes tensorParallelSize."""
     gpus_per_worker: Annotated[float, Field(ge=0)] | None = None
     """GPUs a worker; fractions allowed. Default: 1 on a pool with GPUs, else 0."""

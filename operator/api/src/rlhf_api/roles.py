@@ -4,7 +4,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlhf_api.base import ApiModel, JsonObject, require_exactly_one
+from rlhf_api.base import ApiModel, Integer, JsonObject, require_exactly_one
 
 Role = Literal["policy", "rollout", "critic", "reference", "reward"]
 """What a worker does. Policy, critic and reference compute with torch, rollout with vLLM, reward with Python."""
@@ -23,7 +23,7 @@ class RandomModel(ApiModel):
     """Fields of the architecture's transformers config; `vocab_size` and the special tokens come from the tokenizer."""
     tokenizer: Literal["ascii"] = "ascii"
     """A tokenizer shipped in the runtime. `ascii`: one token a printable ASCII character."""
-    seed: int = 0
+    seed: Integer = 0
     """Seed of the weights."""
 
 

@@ -8,9 +8,7 @@ from rlhf_api.base import ApiModel
 
 Phase = Literal["Pending", "Provisioning", "Training", "Suspended", "Restarting", "Succeeded", "Failed"]
 """Where a job is: its cluster is made in Provisioning; between two tries it is Restarting."""
-ConditionType = Literal[
-    "Accepted", "PlacementFeasible", "ClusterReady", "Training", "Suspended", "Succeeded", "Failed"
-]
+ConditionType = Literal["Accepted", "PlacementFeasible", "ClusterReady", "Training", "Suspended", "Succeeded", "Failed"]
 """What is true of a job; `kubectl wait --for=condition=Succeeded` waits for one."""
 FailureKind = Literal["Program", "Infrastructure"]
 """Whose limit a failure counts against: `backoffLimit`, or `infrastructureBackoffLimit`."""

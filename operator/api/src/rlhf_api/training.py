@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from rlhf_api.base import ApiModel, NonNegativeFloat, PositiveFloat, PositiveInt
+from rlhf_api.base import ApiModel, Integer, NonNegativeFloat, PositiveFloat, PositiveInt
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -23,7 +23,7 @@ class Optimizer(ApiModel):
     """Decoupled weight decay."""
     max_grad_norm: PositiveFloat = 1.0
     """Global gradient norm above which gradients are scaled down."""
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    warmup_steps: Annotated[Integer, Field(ge=0)] = 0
     """Optimizer steps over which the learning rate rises from 0."""
 
 
@@ -58,7 +58,7 @@ class Rollout(ApiModel):
     """Sampling temperature. The trainer takes log-probabilities at the same temperature."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Nucleus sampling; only 1 is sound for training, since a truncated distribution is not the trainer's."""
-    tensor_parallel_size: Annotated[int, Field(ge=1, le=1000)] = 1
+    tensor_parallel_size: Annotated[Integer, Field(ge=1, le=1000)] = 1
     """Devices that one engine spreads its model over."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Share of a GPU's memory that an engine may take."""
@@ -89,5 +89,5 @@ class Observability(ApiModel):
     """Write TensorBoard events into the run folder."""
     prometheus: bool = False
     """Serve progress and Prometheus metrics on localhost:8090 of this machine. On a cluster they always are."""
-    samples_per_step: Annotated[int, Field(ge=0)] = 4
+    samples_per_step: Annotated[Integer, Field(ge=0)] = 4
     """Sampled texts that are kept a step."""
