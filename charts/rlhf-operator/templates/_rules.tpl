@@ -1,0 +1,40 @@
+{{/* What the operator does in a namespace whose jobs it runs: every verb that it uses, and none beyond. */}}
+{{- define "rlhf-operator.rules" -}}
+- apiGroups: [rlhf-operator.io]
+  resources: [rlhfjobs]
+  verbs: [get, list, watch, delete]   # delete: ttlSecondsAfterFinished
+- apiGroups: [rlhf-operator.io]
+  resources: [rlhfjobs/status]
+  verbs: [patch]
+- apiGroups: [ray.io]
+  resources: [rayclusters]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [configmaps]
+  verbs: [get, create, patch]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, create, patch]
+# The token of a job's Ray cluster. RBAC can tell a Secret by its name alone, and these get theirs with the job.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [get]
+# Why a cluster does not start.
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create, patch]
+{{- end -}}
+
+{{/* What has no namespace: nodes, for PlacementFeasible; KubeRay's CRD, to refuse what it would drop. */}}
+{{- define "rlhf-operator.clusterRules" -}}
+- apiGroups: [""]
+  resources: [nodes]
+  verbs: [list]
+- apiGroups: [apiextensions.k8s.io]
+  resources: [customresourcedefinitions]
+  resourceNames: [rayclusters.ray.io]
+  verbs: [get]
+{{- end -}}
