@@ -13,10 +13,11 @@ unexport PYTHONDONTWRITEBYTECODE
 export UV_LINK_MODE ?= hardlink
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast lint format pins clean
+.PHONY: help setup run test test-fast lint format crds pins clean \
+  cluster-programs cluster-up cluster-down cluster-status
 
 help: ## Show this list
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY) ## Install everything into .venv (about two minutes the first time, nothing afterwards)
 
@@ -26,8 +27,8 @@ run: $(READY) ## Train the quickstart (JOB=FILE for another manifest)
 test: $(READY) ## Run every test: real Ray, real vLLM, one shortened training run
 	$(BIN)/python -m pytest
 
-test-fast: $(READY) ## Run the tests that start neither Ray nor vLLM
-	$(BIN)/python -m pytest --ignore=tests/integration
+test-fast: $(READY) ## Run the tests that start no Ray, no vLLM and no cluster
+	$(BIN)/python -m pytest --ignore=tests/integration --ignore=tests/cluster
 
 lint: $(READY) ## Check style, types and the layers between modules
 	$(BIN)/ruff check .
@@ -39,6 +40,9 @@ lint: $(READY) ## Check style, types and the layers between modules
 format: $(READY) ## Rewrite the code in the house's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+crds: $(READY) ## Write the CustomResourceDefinition from the models
+	$(BIN)/python -m rlhf_operator.crd > crds/rlhfjobs.rlhf-operator.io.yaml
 
 pins: | $(UV) ## Resolve all dependencies anew into requirements/
 	$(call compile,cpu,--override requirements/cpu-overrides.txt)
@@ -52,6 +56,18 @@ define compile
 	  --no-emit-package rlhf-api --no-emit-package rlhf-operator --no-emit-package rlhf-runtime \
 	  $(PROJECTS:%=%/pyproject.toml) -o requirements/$(1).txt
 endef
+
+cluster-programs: ## Build the programs of the test cluster (20 minutes on two cores the first time)
+	e2e/kind/build.sh
+
+cluster-up: ## Start a kind cluster with KubeRay and simulated GPU nodes
+	e2e/kind/cluster.sh up
+
+cluster-down: ## Remove it
+	e2e/kind/cluster.sh down
+
+cluster-status: ## Tell what runs in it, and how to reach it
+	e2e/kind/cluster.sh status
 
 clean: ## Remove .venv and caches; runs/ stays
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -32,6 +32,10 @@ LabelValues = Annotated[dict[str, LabelValue], Field(max_length=64)]
 """Kubernetes labels."""
 
 
+JsonSchema = dict[str, Any]
+"""A JSON schema, or a part of one."""
+
+
 class ApiModel(BaseModel):
     """A frozen, strict model: camelCase in YAML and JSON, unknown fields refused.
 

@@ -24,7 +24,7 @@ class PlacementGroup(ApiModel):
     """The group's name."""
     pool: DnsLabel
     """The node pool that it runs on."""
-    roles: Annotated[list[Role], Field(min_length=1)]
+    roles: Annotated[list[Role], Field(min_length=1, max_length=8)]
     """Roles of the group. Policy, critic and reference share a process; rollout and reward have one of their own."""
     workers: Annotated[Integer, Field(ge=1, le=1_000_000)] = 1
     """Workers a role: ranks of a trained model, devices of a rollout, of which an engine takes tensorParallelSize."""
@@ -32,7 +32,7 @@ class PlacementGroup(ApiModel):
     """GPUs a worker; fractions allowed. Default: 1 on a pool with GPUs, else 0."""
     strategy: Strategy | None = None
     """How workers spread over the pool's nodes. Default: the placement's strategy."""
-    fallback: list[Strategy] = Field(default_factory=list)
+    fallback: Annotated[list[Strategy], Field(max_length=8)] = Field(default_factory=list)
     """Strategies to take, in this order, where the one before cannot be had."""
 
 
@@ -41,7 +41,7 @@ class Placement(ApiModel):
 
     strategy: Strategy = "PACK"
     """The strategy of groups that name none."""
-    groups: Annotated[list[PlacementGroup], Field(min_length=1)]
+    groups: Annotated[list[PlacementGroup], Field(min_length=1, max_length=64)]
     """Disjoint groups of roles."""
 
 

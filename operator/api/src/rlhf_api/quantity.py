@@ -34,7 +34,7 @@ def quantity_value(quantity: int | str) -> Decimal:
         raise ValueError(f"{quantity!r} is not a Kubernetes quantity")
     number, suffix = Decimal(form["number"]), form["suffix"] or ""
     if suffix in _BINARY:
-        return number * 2 ** _BINARY[suffix]
+        return number * (1 << _BINARY[suffix])
     return number.scaleb(_DECIMAL[suffix] if suffix in _DECIMAL else int(suffix[1:]))
 
 

@@ -51,7 +51,7 @@ class RLHFJobSpec(ApiModel):
     """Hold the job: its pods go, and it resumes from its newest checkpoint. Ignored on this machine."""
     models: Models
     """The models."""
-    rewards: Annotated[list[Reward], Field(min_length=1)]
+    rewards: Annotated[list[Reward], Field(min_length=1, max_length=64)]
     """The terms of the reward, added up."""
     data: Data
     """The prompts."""
@@ -61,7 +61,7 @@ class RLHFJobSpec(ApiModel):
     """Sampling."""
     training: Training
     """Steps and optimizers."""
-    node_pools: Annotated[list[NodePool], Field(min_length=1)]
+    node_pools: Annotated[list[NodePool], Field(min_length=1, max_length=64)]
     """The machines."""
     placement: Placement | None = None
     """Roles to pools. Default: every role that the algorithm needs in one group on the first pool."""
@@ -69,7 +69,7 @@ class RLHFJobSpec(ApiModel):
     """How new weights reach the rollout engines."""
     checkpoint: Checkpoint | None = None
     """Checkpoints to go on from. Default: none are taken."""
-    storage: list[Storage] = Field(default_factory=list)
+    storage: Annotated[list[Storage], Field(max_length=64)] = Field(default_factory=list)
     """Volumes."""
     code: Code | None = None
     """Modules of your own."""

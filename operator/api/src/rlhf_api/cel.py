@@ -1,0 +1,256 @@
+"""What the API server itself checks between the fields of an RLHFJob, in its expression language CEL.
+
+The clear cases alone, so that `kubectl apply` answers at once; the operator checks all of them again, and the rest.
+Expressions cost by the most items that a list may have, so each list here has a `maxItems` in its model.
+"""
+
+from dataclasses import dataclass
+
+from rlhf_api.algorithm import ALGORITHMS
+from rlhf_api.base import JsonSchema
+from rlhf_api.roles import ROLES
+from rlhf_api.spec import RLHFJobSpec
+
+ADJUSTABLE = frozenset(
+    {
+        "suspend",
+        "backoffLimit",
+        "infrastructureBackoffLimit",
+        "activeDeadlineSeconds",
+        "preRunningDeadlineSeconds",
+        "ttlSecondsAfterFinished",
+    }
+)
+"""Fields of a spec that take effect at any time."""
+IDENTITY = ("models", "algorithm", "data.prompts", "data.batchSize", "data.seed")
+"""Fields of a spec that its checkpoints were trained from: they stay as they are once the job has started."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule of a schema's node."""
+
+    path: str
+    """The node, such as `spec.nodePools[]`; empty for the whole object."""
+    holds: str
+    """A CEL expression over `self`, and over `oldSelf` for one that is about changes."""
+    message: str
+    """What is wrong and what to do, for people."""
+    details: str | None = None
+    """A CEL expression of a message that names the culprits; where it fails, `message` is shown."""
+    field: str | None = None
+    """The field below the node that the API server names."""
+
+    def as_json(self) -> JsonSchema:
+        """The rule as `x-kubernetes-validations` holds it."""
+        rule = {"rule": self.holds, "message": self.message, "reason": "FieldValueInvalid"}
+        optional = {"messageExpression": self.details, "fieldPath": self.field}
+        return rule | {key: value for key, value in optional.items() if value is not None}
+
+
+def _exactly_one(path: str, *names: str) -> Rule:
+    given = ", ".join(f"has(self.{name})" for name in names)
+    listed = ", ".join(names)
+    details = " + ".join(f"(has(self.{name}) ? ['{name}'] : [])" for name in names)
+    return Rule(
+        path,
+        f"[{given}].exists_one(given, given)",
+        f"expected exactly one of {listed}. Fix: give one of them",
+        f"'got ' + [({details}).join(' and ')].map(names, names == '' ? 'none of them' : names)[0]"
+        f" + '; expected exactly one of {listed}. Fix: give one of them'",
+    )
+
+
+def _at_most_one(path: str, first: str, second: str) -> Rule:
+    message = f"got {first} and {second}; expected one of them at most. Fix: remove one of the two"
+    return Rule(path, f"!has(self.{first}) || !has(self.{second})", message)
+
+
+_SOURCES = (
+    _exactly_one("spec.algorithm", *ALGORITHMS),
+    _exactly_one("spec.models.policy", "path", "random"),
+    _exactly_one("spec.models.critic", "path", "random"),
+    _at_most_one("spec.models.reference", "path", "random"),
+    _exactly_one("spec.rewards[]", "function", "model"),
+    _exactly_one("spec.rewards[].function", "name", "importPath"),
+    _exactly_one("spec.data.prompts", "path", "builtin", "inline"),
+    _exactly_one("spec.data.evaluation.prompts", "path", "builtin", "inline"),
+    *(
+        rule
+        for path in ("spec.env[]", "spec.head.env[]", "spec.nodePools[].env[]")
+        for rule in (
+            _at_most_one(path, "value", "valueFrom"),
+            _exactly_one(f"{path}.valueFrom", "secretKeyRef", "configMapKeyRef"),
+        )
+    ),
+)
+
+
+def _each_group(culprit: str, text: str, message: str) -> Rule:
+    """A rule about a group `g` and its pool `p`: no pair may be a culprit; `text` tells of one that is."""
+    groups = "self.placement.groups"
+    details = (
+        f"{groups}.map(g, self.nodePools.filter(p, p.name == g.pool && ({culprit})).map(p, {text}).join(''))"
+        ".filter(problem, problem != '').join('; ')"
+    )
+    return Rule(
+        "spec",
+        f"!has(self.placement) || {groups}.all(g, self.nodePools.all(p, p.name != g.pool || !({culprit})))",
+        message,
+        details,
+        ".placement",
+    )
+
+
+_GPUS_PER_WORKER = "(has(g.gpusPerWorker) ? double(g.gpusPerWorker) : p.gpusPerNode > 0 ? 1.0 : 0.0)"
+_GPUS = f"double(g.workers) * {_GPUS_PER_WORKER}"
+_STRATEGY = "(has(g.strategy) ? g.strategy : self.placement.strategy)"
+_BUNDLES = (
+    "(g.roles.exists(r, r in ['policy', 'critic', 'reference']) || !('rollout' in g.roles) ? g.workers"
+    " : g.workers / self.rollout.tensorParallelSize)"
+)
+_GROUP = f"'group `' + g.name + '`: got ' + string(g.workers) + ' workers of ' + string({_GPUS_PER_WORKER}) + ' GPUs'"
+_HAVE = "string(p.gpusPerNode) + ' GPUs on each of ' + string(p.nodes) + ' nodes of pool `' + p.name + '`"
+
+
+def _alone(strategy: str) -> str:
+    """That a group has this strategy and no other to fall back to."""
+    return f"{_STRATEGY} == '{strategy}' && (!has(g.fallback) || g.fallback.all(s, s == '{strategy}'))"
+
+
+_SCALES = "((has(p.minNodes) && p.minNodes != p.nodes) || (has(p.maxNodes) && p.maxNodes != p.nodes))"
+_ROLE_TWICE = f"{list(ROLES)}.filter(r, self.groups.filter(g, r in g.roles).size() > 1)"
+_NEEDED = (
+    "(['policy', 'rollout', 'reward'] + (has(self.algorithm.ppo) ? ['critic'] : []) + ("
+    + " || ".join(f"self.algorithm.?{name}.?kl.?coefficient.orValue(0.0) > 0.0" for name in ALGORITHMS)
+    + " ? ['reference'] : []))"
+)
+_MISSING = f"{_NEEDED}.filter(r, !self.placement.groups.exists(g, r in g.roles))"
+_LOST = "self.placement.groups.filter(g, !self.nodePools.exists(p, p.name == g.pool))"
+
+_PLACEMENT = (
+    Rule(
+        "spec",
+        f"!has(self.placement) || {_LOST}.size() == 0",
+        "a group's pool does not exist. Fix: name a pool of spec.nodePools",
+        f"{_LOST}.map(g, 'group `' + g.name + '`: got pool `' + g.pool + '`').join('; ')"
+        " + '; expected one of ' + self.nodePools.map(p, p.name).join(', ') + '. Fix: name a pool of spec.nodePools'",
+        ".placement",
+    ),
+    Rule(
+        "spec.placement",
+        f"{_ROLE_TWICE}.size() == 0",
+        "a role stands in several groups; expected each role once. Fix: remove it from all but one",
+        f"'got ' + {_ROLE_TWICE}.join(', ') + ' in several groups; expected each role once."
+        " Fix: remove it from all but one'",
+    ),
+    Rule(
+        "spec",
+        f"!has(self.placement) || {_MISSING}.size() == 0",
+        "a role that the algorithm needs is in no group. Fix: add it to a group's roles",
+        f"'got no ' + {_MISSING}.join(', no ') + '; expected each role that the algorithm needs in one group."
+        " Fix: add it to a group, or for `reference` set the kl.coefficient to 0'",
+        ".placement",
+    ),
+    Rule(
+        "spec",
+        "has(self.algorithm.ppo) || !(has(self.models.critic) || has(self.training.criticOptimizer)"
+        " || (has(self.placement) && self.placement.groups.exists(g, 'critic' in g.roles)))",
+        "got a critic; expected none: this algorithm learns without one. Fix: remove it from models, placement and"
+        " training, or use ppo",
+    ),
+    _each_group(
+        f"{_GPUS} > double(p.nodes * p.gpusPerNode) + 0.0001",
+        f"{_GROUP} + '; expected at most ' + {_HAVE}. Fix: lower workers, or raise nodes or gpusPerNode'",
+        "a group needs more GPUs than its pool has. Fix: lower workers, or raise nodes or gpusPerNode",
+    ),
+    _each_group(
+        f"{_alone('STRICT_PACK')} && {_GPUS} > double(p.gpusPerNode) + 0.0001",
+        f"{_GROUP} + ' on one node (STRICT_PACK); expected at most ' + {_HAVE}. Fix: use PACK, lower workers, or raise"
+        " gpusPerNode'",
+        "a STRICT_PACK group needs more GPUs than one node has. Fix: use PACK, lower workers, or raise gpusPerNode",
+    ),
+    _each_group(
+        f"{_alone('STRICT_SPREAD')} && {_BUNDLES} > p.nodes",
+        f"'group `' + g.name + '`: got ' + string({_BUNDLES}) + ' bundles on a node each (STRICT_SPREAD); expected at"
+        " most the ' + string(p.nodes) + ' nodes of pool `' + p.name + '`. Fix: use SPREAD, lower workers, or raise"
+        " nodes'",
+        "a STRICT_SPREAD group has more bundles than nodes. Fix: use SPREAD, lower workers, or raise nodes",
+    ),
+    Rule(
+        "spec.nodePools[]",
+        "(!has(self.minNodes) || self.minNodes <= self.nodes) && (!has(self.maxNodes) || self.nodes <= self.maxNodes)",
+        "expected minNodes <= nodes <= maxNodes. Fix: change one of them",
+    ),
+    _each_group(
+        f"{_SCALES} && !(g.roles.all(r, r == 'rollout'))",
+        "'group `' + g.name + '`: got a pool `' + p.name + '` that scales; expected minNodes and maxNodes equal to"
+        " nodes: only rollouts scale. Fix: remove both, or give the rollout a pool of its own'",
+        "a pool that scales holds other roles than rollout. Fix: remove its minNodes and maxNodes",
+    ),
+    Rule(
+        "spec",
+        f"has(self.placement) || self.nodePools.filter(p, {_SCALES}).all(p, p.name != self.nodePools[0].name)",
+        "got a first pool that scales, without a placement: all roles go there, and only rollouts scale. Fix: remove"
+        " its minNodes and maxNodes, or write a placement",
+        field=".nodePools",
+    ),
+)
+
+_NAME = Rule(
+    "",
+    "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$') && self.metadata.name.size() <= 45",
+    "metadata.name: expected at most 45 lower-case letters, digits and `-`, with a letter first and a letter or digit"
+    " last: names of pods and services are made from it. Fix: choose such a name",
+    "'metadata.name: got ' + string(self.metadata.name.size()) + ' characters; expected at most 45 lower-case letters,"
+    " digits and `-`, with a letter first and a letter or digit last: names of pods and services are made from it."
+    " Fix: choose such a name'",
+)
+
+_PHASE = "(has(oldSelf.status) && has(oldSelf.status.phase) ? oldSelf.status.phase : '')"
+_STARTED = "(has(oldSelf.status) && has(oldSelf.status.startTime))"
+_RUNS = f"({_PHASE} in ['Provisioning', 'Training', 'Restarting'])"
+_ENDED = f"({_PHASE} in ['Succeeded', 'Failed'])"
+
+
+def _changed(fields: tuple[str, ...]) -> str:
+    """A list of those of the fields that are not as they were."""
+    paths = [(field, field.replace(".", ".?")) for field in fields]
+    return " + ".join(f"(self.spec.?{path} == oldSelf.spec.?{path} ? [] : ['{field}'])" for field, path in paths)
+
+
+def _fixed(fields: tuple[str, ...], when: str, why: str, fix: str) -> Rule:
+    changed = f"({_changed(fields)})"
+    return Rule(
+        "",
+        f"!{when} || {changed}.size() == 0",
+        f"got a change; expected none: {why}. Fix: {fix}",
+        f"'got a change of ' + {changed}.join(', ') + '; expected none: {why}. Fix: {fix}'",
+        ".spec",
+    )
+
+
+def change_rules() -> tuple[Rule, ...]:
+    """Which fields stay as they are, and until when."""
+    names = [field.alias or name for name, field in RLHFJobSpec.model_fields.items()]
+    settings = tuple(name for name in names if name not in ADJUSTABLE)
+    return (
+        _fixed(
+            IDENTITY,
+            f"({_STARTED} && !{_ENDED})",
+            "the checkpoints of a job that has started were trained from it",
+            "delete the job and create another",
+        ),
+        _fixed(
+            tuple(name for name in settings if name not in IDENTITY),
+            _RUNS,
+            "it cannot change while a cluster runs",
+            "set spec.suspend to true and wait for phase Suspended, or delete the job and create another",
+        ),
+        _fixed(settings, _ENDED, "the job has ended", "delete the job and create another"),
+    )
+
+
+def rules() -> tuple[Rule, ...]:
+    """All rules."""
+    return (*_SOURCES, *_PLACEMENT, _NAME, *change_rules())
