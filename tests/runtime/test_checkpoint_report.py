@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from matplotlib.image import imread
 from rlhf_api import RuntimeConfig
-from rlhf_runtime.report import Report, Sample, StepRecord, sinks_of
+from rlhf_runtime.report import Report, Sample, StepRecord, Summary, sinks_of
 from rlhf_runtime.single_controller.calls import Span
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -17,8 +17,8 @@ def row(step: int, reward: float) -> dict:
     return {"step": step, "reward_mean": reward, "response_tokens": 10, "time/step": 1.0, "weight_version": step}
 
 
-def report_steps(config: RuntimeConfig, steps: range, reward: float, earlier: list[dict]) -> str:
-    """Report some steps; what a pipe saw of it."""
+def report_steps(config: RuntimeConfig, steps: range, reward: float, earlier: list[dict]) -> tuple[str, Summary]:
+    """Report some steps; what a pipe saw of it, and what it came to."""
     with redirect_stdout(StringIO()) as output:
         report = Report(config, sinks_of(config))
         report.start(earlier)
@@ -26,13 +26,13 @@ def report_steps(config: RuntimeConfig, steps: range, reward: float, earlier: li
             sample = Sample("1+1=", f"of step {step}", reward, step)
             spans = [Span(f"group of {steps}", None, "generate", 0, step, step + 0.5)]
             report.step(StepRecord(row(step, reward), [sample], spans))
-        report.close()
-    return output.getvalue()
+        summary = report.close()
+    return output.getvalue(), summary
 
 
 @pytest.fixture(scope="module", params=["closed", "cut short"])
-def resumed(request, make_config, tmp_path_factory) -> tuple[Path, str]:
-    """A run of steps 1 to 6 that went on after step 4 to the end: its folder, and what was said the second time."""
+def resumed(request, make_config, tmp_path_factory) -> tuple[Path, tuple[str, Summary]]:
+    """A run of steps 1 to 6 that went on after step 4 to the end: its folder, and what the second time told."""
     folder = tmp_path_factory.mktemp("resumed")
     config = make_config(runDir=str(folder))
     report_steps(config, range(1, 7), 0.1, [])
@@ -40,8 +40,8 @@ def resumed(request, make_config, tmp_path_factory) -> tuple[Path, str]:
         for name in ("metrics.jsonl", "samples.jsonl", "timeline.json"):
             content = (folder / name).read_text().removesuffix("\n]\n")
             (folder / name).write_text(content[:-9])
-    said = report_steps(config, range(5, 13), 0.2, [row(step, 0.1) for step in range(1, 5)])
-    return folder, said
+    told = report_steps(config, range(5, 13), 0.2, [row(step, 0.1) for step in range(1, 5)])
+    return folder, told
 
 
 def lines(path: Path) -> list[dict]:
@@ -72,8 +72,7 @@ def test_tensorboard_shows_every_step_once(resumed):
 
 
 def test_summary_and_curves_are_of_all_steps(resumed):
-    folder, said = resumed
+    folder, (said, summary) = resumed
     assert said.startswith("step 5/12")
-    summary = json.loads(said.splitlines()[-1])
-    assert (summary["steps"], summary["reward_first"], summary["response_tokens"]) == (12, 0.1, 120)
+    assert (summary.steps, summary.reward_first, summary.response_tokens) == (12, 0.1, 120)
     assert imread(folder / "curves.png").shape == (700, 1300, 4)

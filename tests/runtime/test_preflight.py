@@ -279,3 +279,9 @@ def test_a_cluster_is_not_judged_by_the_drivers_own_node(make_config, model_fold
 def test_every_end_of_text_that_a_model_names_ends_a_response(tmp_path, listed, ids):
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": listed}))
     assert stop_token_ids(tmp_path, ascii_tokenizer()) == ids
+
+
+def test_a_run_folder_that_cannot_be_written_to(make_config, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"runDir: got .*/file/run \(Not a directory\); expected a folder to write to"):
+        preflight(make_config(runDir=str(tmp_path / "file" / "run")))

@@ -66,8 +66,8 @@ def test_curves_of_tensorboard_have_them(told):
 def test_the_summary_compares_start_and_end(told):
     _, lines = told
     assert "Reward on held-out prompts 0.1000 -> 0.5000." in lines
-    summary = json.loads(lines[-1])
-    assert (summary["evaluation_first"], summary["evaluation_last"], summary["seconds"]) == (0.1, 0.5, 42.0)
+    summary = summarize(rows({3: 0.25, 6: 0.5}), 6)
+    assert (summary.evaluation_first, summary.evaluation_last, summary.seconds) == (0.1, 0.5, 42.0)
 
 
 def test_a_run_without_evaluation_is_silent_about_it():

@@ -2,7 +2,7 @@
 
 The config is parsed and the inputs are checked before torch, Ray or vLLM are imported, so that a mistake is answered
 at once. The exit code tells what kind of end it was (`errors.py`); the last line of standard output is the summary as
-JSON.
+JSON, with the end (`rlhf_api.run_end`).
 """
 
 import argparse
@@ -15,13 +15,18 @@ import threading
 import traceback
 import warnings
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from rlhf_api import FieldError, RuntimeConfig, SpecError
+from rlhf_api.run_end import RunEnd
 
 from rlhf_runtime.errors import RLHFError
+
+if TYPE_CHECKING:
+    from rlhf_runtime.report import Report
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SHOW_CURSOR = b"\x1b[?25h"
@@ -29,20 +34,38 @@ SHUTDOWN_SECONDS = 7
 """How long an interrupted run may take to end its workers and draw its curves."""
 
 
+@dataclass
+class Run:
+    """What is known of a run so far."""
+
+    config: RuntimeConfig | None = None
+    """Once it was read."""
+    report: "Report | None" = None
+    """Once there is something to report."""
+
+    def last_line(self, end: RunEnd) -> str:
+        """The summary of what was reported until now, with the run's end."""
+        return end.line(asdict(self.report.summary()) if self.report else {})
+
+
 class Interruption:
     """The handler of SIGINT and SIGTERM: unwinds the run once, and cuts an end short that takes too long.
 
     It raises KeyboardInterrupt for both, the one exception that Ray's waits let through at once.
+
+    Args:
+        run: What a run that is cut short tells of.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, run: Run) -> None:
+        self._run = run
         self._signum = signal.SIGINT
         self._armed = True
 
     @property
-    def exit_code(self) -> int:
-        """What the shell says of a program that the signal ended."""
-        return 128 + self._signum
+    def end(self) -> RunEnd:
+        """The end that the signal brings, with what the shell says of a program that it ended."""
+        return RunEnd.of(128 + self._signum, f"Stopped by {self._signum.name}.")
 
     def listen(self) -> None:
         """Handle the signals from now on; those that came before were held back by `rlhf run`."""
@@ -67,45 +90,49 @@ class Interruption:
         raise KeyboardInterrupt
 
     def _cut_short(self) -> NoReturn:
-        if sys.stdout.isatty():
-            os.write(sys.stdout.fileno(), SHOW_CURSOR)
-        os.write(sys.stderr.fileno(), f"{self}\n".encode())
-        os._exit(self.exit_code)
-
-    def __str__(self) -> str:
-        return f"Stopped by {self._signum.name}."
+        try:
+            if sys.stdout.isatty():
+                os.write(sys.stdout.fileno(), SHOW_CURSOR)
+            os.write(sys.stderr.fileno(), f"{self.end.message}\n".encode())
+            os.write(sys.stdout.fileno(), f"{self._run.last_line(self.end)}\n".encode())
+        finally:
+            os._exit(self.end.exit_code)
 
 
 def main() -> int:
     """Train the config named on the command line and return the exit code."""
     arguments = _parse_arguments()
-    interruption = Interruption()
+    run = Run()
+    interruption = Interruption(run)
     try:
         interruption.listen()
-        return _end_of(arguments.config)
-    except KeyboardInterrupt:
-        print(interruption, file=sys.stderr)
-        return interruption.exit_code
-    finally:
+        end = _end_of(arguments.config, run)
         interruption.ignore()
+    except KeyboardInterrupt:
+        end = interruption.end
+        print(end.message, file=sys.stderr)
+    if run.report or not sys.stdout.isatty():  # a person who mistyped has read it already
+        print(run.last_line(end), flush=True)
+    return end.exit_code
 
 
-def _end_of(path: Path) -> int:
-    """Train a config, tell what went wrong, and return the exit code."""
-    config = None
+def _end_of(path: Path, run: Run) -> RunEnd:
+    """Train a config, tell what went wrong, and return how it ended."""
+    message = details = ""
     try:
-        config = read_config(path)
-        _train(config)
+        run.config = read_config(path)
+        _train(run.config, run)
+        return RunEnd.of(0)
     except SpecError as error:
-        print("\n".join(f"{path}: {problem}" for problem in error.errors), file=sys.stderr)
-        return 2
+        code, message = 2, "\n".join(f"{path}: {problem}" for problem in error.errors)
     except RLHFError as error:
-        print(f"{error}{_save_details(config) if error.__cause__ else ''}", file=sys.stderr)
-        return error.exit_code
+        code, message = error.exit_code, str(error)
+        details = _save_details(run.config) if error.__cause__ else ""
     except Exception as error:
-        print(f"Unexpected {type(error).__name__}: {error}{_save_details(config)}", file=sys.stderr)
-        return 1
-    return 0
+        code, message = 1, f"Unexpected {type(error).__name__}: {error}"
+        details = _save_details(run.config)
+    print(f"{message}{details}", file=sys.stderr, flush=True)
+    return RunEnd.of(code, message)
 
 
 def read_config(path: Path) -> RuntimeConfig:
@@ -125,7 +152,7 @@ def read_config(path: Path) -> RuntimeConfig:
     return RuntimeConfig.parse(document)
 
 
-def _train(config: RuntimeConfig) -> None:
+def _train(config: RuntimeConfig, run: Run) -> None:
     """Check the inputs while Ray starts, train, and leave no process behind, however it ends."""
     _hush_libraries()
     from rlhf_runtime.checkpoint.resume import find_checkpoint
@@ -138,7 +165,8 @@ def _train(config: RuntimeConfig) -> None:
         from rlhf_runtime.report import Report, sinks_of
         from rlhf_runtime.trainer import train
 
-        train(config, prompts, Report(config, sinks_of(config)), found)
+        run.report = Report(config, sinks_of(config))
+        train(config, prompts, run.report, found)
 
 
 def _start_ray(config: RuntimeConfig, ending: ExitStack) -> None:

@@ -9,6 +9,7 @@ Problems of one stage are told together; a later stage is entered only when the 
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
@@ -98,6 +99,7 @@ class _Problems:
 def _cheap_checks(config: RuntimeConfig) -> dict[str, list[Row]]:
     """The rows of each prompt set, by its place in the manifest."""
     problems = _Problems()
+    problems.add(_run_folder_problems(Path(config.run_dir)))
     sources = {TRAINING: config.data.prompts}
     sources |= {EVALUATION: config.data.evaluation.prompts} if config.data.evaluation else {}
     rows = {
@@ -117,6 +119,19 @@ def _cheap_checks(config: RuntimeConfig) -> dict[str, list[Row]]:
         problems.add(_folder_problems(path, Path(model.path), WEIGHT_FILES[:1], needs_tokenizer=True))
     problems.raise_all()
     return {path: own or [] for path, own in rows.items()}
+
+
+def _run_folder_problems(folder: Path) -> list[FieldError]:
+    """Makes the folder: on a cluster nobody has before."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK | os.X_OK):
+            return []
+        reason = "no right to write there"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    fix = "mount a volume there that the image's user may write to"
+    return [FieldError("runDir", f"{folder} ({reason})", "a folder to write to", fix)]
 
 
 def _reward_models(config: RuntimeConfig) -> dict[str, RewardModel]:

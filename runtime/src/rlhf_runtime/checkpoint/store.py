@@ -70,6 +70,10 @@ class CheckpointStore:
                 damaged.append((folder, str(error)))
         return Found(None, tuple(damaged), unfinished)
 
+    def newest(self) -> Path | None:
+        """The newest finished checkpoint, without a look into it."""
+        return next(iter(self._steps()), None)
+
     def clear(self, found: Found) -> None:
         """Make room for new ones: remove what is unfinished, and rename what is damaged.
 

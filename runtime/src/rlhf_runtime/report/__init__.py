@@ -1,14 +1,17 @@
-"""Where a run's results go: files, TensorBoard, the terminal, curves and a summary. One sink a file."""
+"""Where a run's results go: files, TensorBoard, the terminal, an endpoint, curves and a summary. One sink a file."""
 
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 from rlhf_api import RuntimeConfig
+from rlhf_api.runtime_config import PROGRESS_PORT
 
 from rlhf_runtime.report.console import TerminalView
 from rlhf_runtime.report.curves import Curves
-from rlhf_runtime.report.jsonl import MetricsFile, SamplesFile, SummaryLine
+from rlhf_runtime.report.endpoint import EVERYWHERE, HERE, ProgressEndpoint, ray_token
+from rlhf_runtime.report.jsonl import MetricsFile, SamplesFile
 from rlhf_runtime.report.sink import Sample, Sink, StepRecord
 from rlhf_runtime.report.summary import Summary, summarize
 from rlhf_runtime.report.tensorboard import TensorBoard
@@ -26,7 +29,6 @@ def sinks_of(config: RuntimeConfig) -> list[Sink]:
     folder = Path(config.run_dir)
     sinks: list[Sink] = [
         Curves(folder / "curves.png"),
-        SummaryLine(),
         MetricsFile(folder / "metrics.jsonl"),
         Timeline(folder / "timeline.json"),
         TerminalView(),
@@ -35,6 +37,10 @@ def sinks_of(config: RuntimeConfig) -> list[Sink]:
         sinks.append(SamplesFile(folder / "samples.jsonl"))
     if config.observability.tensorboard:
         sinks.append(TensorBoard(folder / "tensorboard"))
+    if config.local_nodes is None:
+        sinks.append(ProgressEndpoint(EVERYWHERE, PROGRESS_PORT, ray_token(os.environ)))
+    elif config.observability.prometheus:
+        sinks.append(ProgressEndpoint(HERE, PROGRESS_PORT, ray_token(os.environ)))
     return sinks
 
 

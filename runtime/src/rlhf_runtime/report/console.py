@@ -12,16 +12,13 @@ from rich.text import Text
 from rlhf_api import RuntimeConfig
 
 from rlhf_runtime.report.sink import Sample, StepRecord
-from rlhf_runtime.report.summary import Summary, evaluation_course, seconds_of
+from rlhf_runtime.report.summary import Summary, evaluation_course, remaining_seconds
 from rlhf_runtime.types import StepMetrics
 
 _PACKAGE_LOG = logging.getLogger("rlhf_runtime")
 
 PHASES = ("rollout", "logprob", "value", "reward", "update", "sync")
 """Parts of a step, in order; each is timed as `time/<phase>`."""
-
-RECENT = 10
-"""Steps whose mean duration the remaining time is reckoned from."""
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -60,8 +57,7 @@ class TerminalView:
         """Show a step."""
         metrics = record.metrics
         self._rows.append(metrics)
-        remaining = self._steps - int(metrics["step"])
-        eta = _duration(remaining * _recent_step_seconds(self._rows))
+        eta = _duration(remaining_seconds(self._rows, self._steps))
         if self._live is None:
             _write_line(self._console, step_line(metrics, self._steps, eta))
             return
@@ -154,11 +150,6 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
     low, high = min(means), max(means)
     scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BLOCKS[round((mean - low) * scale)] for mean in means)
-
-
-def _recent_step_seconds(rows: Sequence[StepMetrics]) -> float:
-    recent = [seconds_of(row) for row in rows[-RECENT:]]
-    return sum(recent) / len(recent)
 
 
 def _duration(seconds: float) -> str:

@@ -1,8 +1,7 @@
-"""Lines of JSON: files with a line a record, on the disk as soon as it is known, and the summary."""
+"""Files of JSON: a line a record, on the disk as soon as it is known."""
 
 import json
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -65,21 +64,6 @@ class SamplesFile(_JsonLines):
     def _kept(self, earlier: Sequence[StepMetrics]) -> Sequence[Mapping[str, object]]:
         records = read_lines(self._path) if earlier else []
         return [record for record in records if record["step"] <= earlier[-1]["step"]]
-
-
-class SummaryLine:
-    """The summary as a line of JSON on standard output: a run's end can be read from its log alone."""
-
-    def start(self, config: RuntimeConfig, earlier: Sequence[StepMetrics]) -> None:
-        """Nothing to open."""
-
-    def step(self, record: StepRecord) -> None:
-        """Nothing to say before the end."""
-
-    def close(self, summary: Summary) -> None:
-        """Write the line."""
-        sys.stdout.write(json.dumps(asdict(summary)) + "\n")
-        sys.stdout.flush()
 
 
 def _plain(metrics: StepMetrics) -> dict[str, float | int | str | None]:

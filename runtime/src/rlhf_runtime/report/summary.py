@@ -11,6 +11,9 @@ from rlhf_runtime.types import StepMetrics
 FIRST, LAST = 5, 10
 """Steps at the start and at the end of a run whose means are compared."""
 
+RECENT = 10
+"""Steps whose mean duration the remaining time is reckoned from."""
+
 STANDARD_ERRORS = 3
 """A difference of means counts from this many of its own standard errors on: below, it is what noise does."""
 
@@ -131,6 +134,12 @@ def evaluation_course(rows: Sequence[StepMetrics]) -> list[tuple[int, float]]:
 def seconds_of(row: StepMetrics) -> float:
     """How long a step took, with its evaluations."""
     return sum(sum(_finite([row], key)) for key in ("time/step", "time/eval", "time/eval/start"))
+
+
+def remaining_seconds(rows: Sequence[StepMetrics], planned_steps: int) -> float:
+    """What the steps after these, at least one, will take, by the last ones."""
+    recent = [seconds_of(row) for row in rows[-RECENT:]]
+    return (planned_steps - int(rows[-1]["step"])) * sum(recent) / len(recent)
 
 
 def _verdict(first: float | None, last: float | None, error: float | None) -> Verdict:
