@@ -1,16 +1,15 @@
 """The plan of a job on a cluster: the same decisions as on this machine, with paths as pods see them."""
 
+import posixpath
 from dataclasses import dataclass
 
-from rlhf_api import FieldError, RLHFJob, RuntimeConfig, SpecError
+from rlhf_api import FieldError, RLHFJob, RLHFJobSpec, RuntimeConfig, SpecError
 
 from rlhf_operator.bundles import Bundles
+from rlhf_operator.cluster_checks import check_cluster, cluster_notes
 from rlhf_operator.plan import build_plan
-
-CODE_DIR = "/etc/rlhf/code"
-"""Where the modules of `spec.code` are mounted."""
-RUN_DIR = "/rlhf/runs"
-"""The folder of run folders on the head, gone with it."""
+from rlhf_operator.pod_layout import CODE_DIR, RUN_FOLDER, RUNS_DIR
+from rlhf_operator.volumes import volume_of
 
 
 @dataclass(frozen=True)
@@ -32,6 +31,9 @@ class ClusterPlan:
 def plan_cluster(job: RLHFJob, default_image: str | None = None) -> ClusterPlan:
     """Plan a job for a cluster. Pure.
 
+    The run folder lies beside the checkpoints, so that metrics and the trained model outlive the pods. Without
+    checkpoints it goes with the head.
+
     Args:
         job: as it was written.
         default_image: the image of jobs that name none.
@@ -39,15 +41,22 @@ def plan_cluster(job: RLHFJob, default_image: str | None = None) -> ClusterPlan:
     Raises:
         SpecError: with every problem of the job, those of `build_plan` included.
     """
-    image, errors = job.spec.image or default_image, list[FieldError]()
+    spec, image = job.spec, job.spec.image or default_image
+    errors = check_cluster(spec)
     if image is None:
         fix = "add `image`, or give the operator a default"
-        errors.append(FieldError("spec.image", "nothing", "the runtime's image", fix))
+        errors.insert(0, FieldError("spec.image", "nothing", "the runtime's image", fix))
     try:
-        plan = build_plan(job, f"{RUN_DIR}/{job.metadata.name}", [CODE_DIR] if job.spec.code else [])
+        plan = build_plan(job, _run_dir(job.metadata.name, spec), [CODE_DIR] if spec.code else [], here=False)
     except SpecError as error:
         raise SpecError([*errors, *error.errors]) from None
     if errors or image is None:
         raise SpecError(errors)
     full = plan.job.model_copy(update={"spec": plan.job.spec.model_copy(update={"image": image})})
-    return ClusterPlan(full, image, plan.config.model_copy(update={"local_nodes": None}), plan.groups, plan.notes)
+    return ClusterPlan(full, image, plan.config, plan.groups, (*plan.notes, *cluster_notes(spec)))
+
+
+def _run_dir(name: str, spec: RLHFJobSpec) -> str:
+    if spec.checkpoint and volume_of(spec.checkpoint.path, spec.storage):
+        return posixpath.join(posixpath.normpath(spec.checkpoint.path), RUN_FOLDER)
+    return f"{RUNS_DIR}/{name}"

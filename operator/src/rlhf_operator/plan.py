@@ -60,7 +60,7 @@ class Plan:
     """What was decided or ignored, a sentence each."""
 
 
-def build_plan(job: RLHFJob, run_dir: str, python_path: Sequence[str] = ()) -> Plan:
+def build_plan(job: RLHFJob, run_dir: str, python_path: Sequence[str] = (), here: bool = True) -> Plan:
     """Plan a job. Pure.
 
     1. write out every derived default
@@ -73,6 +73,7 @@ def build_plan(job: RLHFJob, run_dir: str, python_path: Sequence[str] = ()) -> P
         job: as it was written.
         run_dir: where the run's files go.
         python_path: folders of reward functions.
+        here: the job runs on this machine, which starts Ray's nodes and has no use for what says how a cluster does.
 
     Raises:
         SpecError: with every problem of steps 2 to 4.
@@ -84,8 +85,12 @@ def build_plan(job: RLHFJob, run_dir: str, python_path: Sequence[str] = ()) -> P
     if errors or isinstance(sync, list):
         raise SpecError(errors)
     config = _runtime_config(full, placing.groups, sync, run_dir, python_path)
-    notes = (*_decisions(job.spec, placing), *_ignored(job, config.group_of("rollout").device))
-    return Plan(full, config, placing.groups, notes)
+    notes = [*_decisions(job.spec, placing), *_idle_settings(job.spec, config.group_of("rollout").device)]
+    if here:
+        notes += _ignored(job)
+    else:
+        config = config.model_copy(update={"local_nodes": None})
+    return Plan(full, config, placing.groups, tuple(notes))
 
 
 def _runtime_config(
@@ -165,20 +170,21 @@ def _decisions(written: RLHFJobSpec, placing: Placing) -> list[str]:
     return notes
 
 
-def _ignored(job: RLHFJob, device: Device) -> list[str]:
-    """Fields that were given and mean nothing on this machine, whose rollouts run on `device`."""
+def _idle_settings(spec: RLHFJobSpec, device: Device) -> list[str]:
+    """Settings that were given and mean nothing to rollouts on `device`."""
     unused = {"cpu": "gpu_memory_utilization", "cuda": "kv_cache_gib"}[device]
-    engine = [
-        f"spec.rollout.{name}"
-        for name in job.spec.rollout.model_dump(include={unused}, exclude_unset=True, by_alias=True)
-    ]
+    named = spec.rollout.model_dump(include={unused}, exclude_unset=True, by_alias=True)
+    return [f"spec.rollout.{name} is ignored: rollouts run on device `{device}`" for name in named]
+
+
+def _ignored(job: RLHFJob) -> list[str]:
+    """Fields that were given and mean nothing on this machine."""
     volumes = [f"spec.storage[{index}].readOnly" for index, volume in enumerate(job.spec.storage) if volume.read_only]
     given = [f"metadata.{name}" for name in ("namespace", "labels", "annotations") if getattr(job.metadata, name)]
     given += [f"spec.{name}" for name in _given(job.spec, CLUSTER_FIELDS)]
     for index, pool in enumerate(job.spec.node_pools):
         given += [f"spec.nodePools[{index}].{name}" for name in _given(pool, CLUSTER_POOL_FIELDS)]
-    ignored = [f"{name} is ignored on this machine" for name in (*given, *volumes)]
-    return [*ignored, *(f"{name} is ignored: rollouts run on device `{device}`" for name in engine)]
+    return [f"{name} is ignored on this machine" for name in (*given, *volumes)]
 
 
 def _given(model: ApiModel, fields: Sequence[str]) -> list[str]:

@@ -2,11 +2,10 @@
 
 JOB_LABEL = "rlhf-operator.io/job"
 CLUSTER_LABEL = "rlhf-operator.io/cluster"
-POOL_LABEL = "rlhf-operator.io/pool"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """Stands on the one object that a queue may hold back: here the RayCluster."""
 MANAGER = "rlhf-operator"
-"""Value of `app.kubernetes.io/managed-by`, and the field manager of what is applied."""
+"""Value of `app.kubernetes.io/managed-by`."""
 
 
 def cluster_name(job: str, cluster: int) -> str:

@@ -1,12 +1,18 @@
 """All objects of one cluster of a job."""
 
 from dataclasses import dataclass
+from functools import partial
+
+from rlhf_api import FieldError, SpecError
 
 from rlhf_operator.cluster_plan import ClusterPlan
-from rlhf_operator.manifests.base import Manifest, Owner
+from rlhf_operator.manifests.base import Manifest, Owner, Place
+from rlhf_operator.manifests.configmap import config_map
+from rlhf_operator.manifests.networkpolicy import network_policy
+from rlhf_operator.manifests.raycluster import ray_cluster
+from rlhf_operator.pod_layout import CONFIG_DIR, RUNTIME_FILE
 
-ENTRYPOINT = "python -m rlhf_runtime /etc/rlhf/runtime.json"
-"""The driver's command line on the head."""
+_DRIVER = f"python -m rlhf_runtime {CONFIG_DIR}/{RUNTIME_FILE}"
 
 
 @dataclass(frozen=True)
@@ -14,27 +20,54 @@ class Rendered:
     """The objects of one cluster of a job."""
 
     name: str
-    """Name of the RayCluster."""
+    """Name of each of them."""
     objects: tuple[Manifest, ...]
-    """What to apply, in this order; the RayCluster is the last."""
-    entrypoint: str
-    """Command line of the driver, for Ray's job API."""
+    """What to apply, in this order; the RayCluster is the last.
+
+    It is meant to be created and left alone: its worker groups are one value to the API server, so applying it again
+    takes back what an autoscaler or a queue changed in them.
+    """
 
     @property
     def ray_cluster(self) -> Manifest:
         """The RayCluster among the objects."""
         return self.objects[-1]
 
+    def entrypoint(self, resume: bool) -> str:
+        """Command line of the driver on the head, for Ray's job API.
 
-def render(plan: ClusterPlan, owner: Owner | None, cluster: int) -> Rendered:
+        Args:
+            resume: an earlier try of this job may have left checkpoints to go on from.
+        """
+        return f"{_DRIVER} --resume" if resume else _DRIVER
+
+
+def render(plan: ClusterPlan, owner: Owner | None, cluster: int, operator_namespace: str | None = None) -> Rendered:
     """The objects of a job's cluster. Pure and deterministic.
 
     Args:
         plan: the job's plan.
         owner: the RLHFJob on the API server, which the objects go with; None where there is none (`rlhf render`).
         cluster: number of the cluster, from 1.
+        operator_namespace: where the operator runs, which may reach the pods.
 
     Raises:
-        SpecError: when an override of the pod template touches what the operator must decide itself.
+        SpecError: with every problem that shows in the objects alone: overrides of pod templates that touch what the
+            operator must decide itself, a config larger than a ConfigMap.
     """
-    raise NotImplementedError
+    job = plan.job.metadata
+    place = Place(job.name, cluster, owner.namespace if owner else job.namespace, owner)
+    kinds = (
+        partial(config_map, place, plan.config),
+        partial(network_policy, place, operator_namespace),
+        partial(ray_cluster, place, plan),
+    )
+    made, errors = list[Manifest](), list[FieldError]()
+    for kind in kinds:
+        try:
+            made.append(kind())
+        except SpecError as error:
+            errors += error.errors
+    if errors:
+        raise SpecError(errors)
+    return Rendered(place.name, tuple(made))
