@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -153,6 +154,23 @@ def start(tmp_path: Path) -> Iterator[Callable[[Job], Run]]:
     """Starts a run in the test's own folder."""
     with runs_that_end() as start:
         yield partial(start, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def free_port() -> Iterator[Callable[[], int]]:
+    """Finds ports for programs that want to be told one; each is held against other tests until the end."""
+    held: list[socket.socket] = []
+
+    def find() -> int:
+        holder = socket.socket()
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the program does: it shall have the port
+        holder.bind(("", 0))
+        held.append(holder)
+        return int(holder.getsockname()[1])
+
+    yield find
+    for holder in held:
+        holder.close()
 
 
 @pytest.fixture(scope="session")

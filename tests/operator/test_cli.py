@@ -1,3 +1,4 @@
+import importlib.util
 import json
 import os
 import re
@@ -135,7 +136,7 @@ def test_a_full_disk_is_told(tmp_path, become, monkeypatch):
 
 
 def test_a_missing_runtime_is_told(tmp_path, monkeypatch, become):
-    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     result = rlhf("run", QUICKSTART, "--runs-dir", tmp_path)
     assert (result.exit_code, become) == (2, [])
     assert "no module rlhf_runtime" in result.stderr
@@ -146,7 +147,7 @@ def test_ctrl_c_ends_with_130(monkeypatch):
     def interrupted(file):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "read_manifest", interrupted)
+    monkeypatch.setattr(cli.local, "read_manifest", interrupted)
     assert rlhf("plan", QUICKSTART).exit_code == 130
 
 

@@ -1,11 +1,9 @@
-"""The command line: `rlhf validate`, `rlhf plan`, `rlhf run` and `rlhf export`."""
+"""The commands that need no cluster: `rlhf validate`, `rlhf plan`, `rlhf run` and `rlhf export`."""
 
 import importlib.util
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -16,49 +14,15 @@ from rlhf_api import FieldError, RuntimeConfig, SpecError
 
 from rlhf_operator import run_folder
 from rlhf_operator.bundles import Bundles
+from rlhf_operator.cli.problems import BAD_INPUT, told
 from rlhf_operator.defaults import resolved
 from rlhf_operator.local import parse_mounts, plan_here, visible_gpus
 from rlhf_operator.manifest import read_manifest
 from rlhf_operator.plan import Plan, build_plan
 
-BAD_INPUT = 2
-"""Exit code for a mistake that is the user's to mend."""
-
-HELP = """Train language models with reinforcement learning from one manifest.
-
-\b
-  rlhf validate examples/*.yaml           is it right?
-  rlhf plan examples/01-quickstart.yaml   what would run where?
-  rlhf run examples/01-quickstart.yaml    train on this machine, into runs/quickstart
-  rlhf export runs/quickstart my-model    a checkpoint as a Hugging Face folder
-
-All mistakes in a manifest are told at once, as `path: got X; expected Y. Fix: Z`, with exit code 2.
-"""
-
-app = typer.Typer(
-    help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
-)
 File = Annotated[Path, typer.Argument(metavar="FILE", help="an RLHFJob manifest", show_default=False)]
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
-        from importlib.metadata import version  # costs more than all of `rlhf validate`'s own work
-
-        typer.echo(f"rlhf {version('rlhf-operator')}")
-        raise typer.Exit
-
-
-@app.callback()
-def _root(
-    asked: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="show the version and exit")
-    ] = False,
-) -> None:
-    pass
-
-
-@app.command()
 def validate(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="RLHFJob manifests", show_default=False)],
 ) -> None:
@@ -66,7 +30,7 @@ def validate(
     right = True
     for file in files:
         try:
-            with _told(file):
+            with told(file):
                 job = read_manifest(file)
                 build_plan(job, f"runs/{job.metadata.name}")
                 typer.echo(f"{file}: valid")
@@ -76,10 +40,9 @@ def validate(
         raise typer.Exit(BAD_INPUT)
 
 
-@app.command()
 def plan(file: File) -> None:
     """Show what would run where, and why. Needs no cluster, no GPU and none of the manifest's files."""
-    with _told(file):
+    with told(file):
         job = read_manifest(file)
         made = build_plan(job, f"runs/{job.metadata.name}")
     _print_plan(made)
@@ -92,7 +55,6 @@ def plan(file: File) -> None:
     )
 
 
-@app.command()
 def run(
     file: File,
     mount: Annotated[
@@ -109,7 +71,7 @@ def run(
     The run's folder is DIR/<job's name>; the folder of an earlier run of that name is moved aside, unless this run goes
     on in it.
     """
-    with _told(file):
+    with told(file):
         mounts = parse_mounts(mount or [])
         job = read_manifest(file)
         folder = runs_dir.absolute() / job.metadata.name
@@ -129,7 +91,6 @@ def run(
     os.execv(sys.executable, [sys.executable, "-m", "rlhf_runtime", str(config)])
 
 
-@app.command()
 def export(
     source: Annotated[
         Path, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="a run's folder, or one checkpoint", show_default=False)
@@ -137,7 +98,7 @@ def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="the folder to write", show_default=False)],
 ) -> None:
     """Write a checkpoint's policy as a folder that transformers and vLLM load. Of a run it is the newest whole one."""
-    with _told(source):
+    with told(source):
         _require_runtime()
     os.execv(sys.executable, [sys.executable, "-m", "rlhf_runtime.export", str(source), str(folder)])
 
@@ -157,17 +118,6 @@ def _resumed(config: RuntimeConfig, asked: bool) -> tuple[bool, RuntimeConfig]:
     if checkpoint is None or not asked:
         return bool(checkpoint and checkpoint.resume and there), config
     return True, config.model_copy(update={"checkpoint": checkpoint.model_copy(update={"resume": True})})
-
-
-@contextmanager
-def _told(file: Path) -> Iterator[None]:
-    """Tell every problem of `file` on a line of its own, and exit."""
-    try:
-        yield
-    except SpecError as error:
-        for problem in error.errors:
-            typer.echo(problem if problem.path.startswith(str(file)) else f"{file}: {problem}", err=True)
-        raise typer.Exit(BAD_INPUT) from None
 
 
 def _require_runtime() -> None:
