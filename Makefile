@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export UV_LINK_MODE ?= hardlink
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast lint format crds pins clean \
+.PHONY: help setup run test test-fast lint lint-charts format crds chart pins clean \
   cluster-programs cluster-up cluster-down cluster-status
 
 help: ## Show this list
@@ -36,6 +36,12 @@ lint: $(READY) ## Check style, types and the layers between modules
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/yamllint --strict .
+	$(BIN)/shellcheck .ci/run $(shell git ls-files '*.sh')
+	$(BIN)/hadolint docker/*.Dockerfile
+	$(BIN)/python charts/generate.py --check
+
+lint-charts: $(READY) | $(UV) ## Check the chart and the examples as they are rendered (needs Go; minutes the first time)
+	charts/lint.sh $(UV)
 
 format: $(READY) ## Rewrite the code in the house's format
 	$(BIN)/ruff check --fix .
@@ -44,11 +50,25 @@ format: $(READY) ## Rewrite the code in the house's format
 crds: $(READY) ## Write the CustomResourceDefinition from the models
 	$(BIN)/python -m rlhf_operator.crd > crds/rlhfjobs.rlhf-operator.io.yaml
 
+chart: crds ## Write what of the chart follows from its values.schema.json and the models
+	$(BIN)/python charts/generate.py
+
 pins: | $(UV) ## Resolve all dependencies anew into requirements/
 	$(call compile,cpu,--override requirements/cpu-overrides.txt)
 	$(call compile,gpu,)
 	$(UV) pip compile --quiet --generate-hashes --custom-compile-command "make pins" --universal \
 	  requirements/uv.in -o requirements/uv.txt
+	$(call compile-image,operator,--no-emit-package rlhf-api --no-emit-package rlhf-operator \
+	  operator/api/pyproject.toml operator/pyproject.toml)
+	$(call compile-image,build,requirements/build.in)
+	$(UV) pip compile --quiet --generate-hashes --custom-compile-command "make pins" --python-version 3.11 \
+	  --python-platform x86_64-manylinux_2_28 requirements/checkov.in -o requirements/checkov.txt
+
+# What the operator's image has is what the tests ran with, on any processor.
+define compile-image
+	$(UV) pip compile --quiet --generate-hashes --custom-compile-command "make pins" --python-version 3.11 --universal \
+	  --constraint requirements/cpu.txt $(2) -o requirements/$(1).txt
+endef
 
 define compile
 	$(UV) pip compile --quiet --generate-hashes --custom-compile-command "make pins" --python-version 3.11 \

@@ -1,7 +1,7 @@
-"""Writes what of the chart follows from something else: values.yaml and README.md from values.schema.json, and the CRD's copy.
+"""Writes what of the chart follows from something else.
 
-    python charts/generate.py            # writes
-    python charts/generate.py --check    # names what differs, and exits with 1
+values.yaml and README.md follow from values.schema.json, files/crd.yaml is a copy of the CustomResourceDefinition.
+`make chart` writes them; with `--check` what differs is named, and the exit code is 1.
 """
 
 import argparse

@@ -47,10 +47,14 @@ app.kubernetes.io/part-of: rlhf-operator
 {{- end -}}
 {{- end -}}
 
-{{/* Each is a field of rlhf_operator.settings. */}}
+{{/* Each value of `settings` is the field of that name in rlhf_operator.settings. */}}
 {{- define "rlhf-operator.env" -}}
-- {name: RLHF_OPERATOR_NAMESPACES, value: {{ join "," .Values.watchNamespaces | quote }}}
-{{- with .Values.settings.defaultImage }}
-- {name: RLHF_OPERATOR_DEFAULT_IMAGE, value: {{ . | quote }}}
+{{- with .Values.watchNamespaces }}
+- {name: RLHF_OPERATOR_NAMESPACES, value: {{ join "," . | quote }}}
+{{- end }}
+{{- range $name, $value := .Values.settings }}
+{{- if ne (toString $value) "" }}
+- {name: RLHF_OPERATOR_{{ snakecase $name | upper }}, value: {{ toString $value | quote }}}
+{{- end }}
 {{- end }}
 {{- end -}}
