@@ -66,6 +66,19 @@ def test_the_last_line_is_the_summary_and_the_end(end_with, make_config, error, 
     assert summary == asdict(report.summary())
 
 
+@pytest.mark.parametrize(("arguments", "goes_on"), [([], False), (["--resume"], True)], ids=["first", "later"])
+def test_a_later_try_goes_on_from_checkpoints_of_the_ones_before(
+    make_config, tmp_path, monkeypatch, arguments, goes_on
+):
+    trained = []
+    monkeypatch.setattr(program, "_train", lambda config, run: trained.append(config))
+    config = tmp_path / "runtime.json"
+    config.write_text(make_config(checkpoint={"path": str(tmp_path)}).model_dump_json(by_alias=True))
+    monkeypatch.setattr(sys, "argv", ["rlhf_runtime", str(config), *arguments])
+    assert program.main() == 0
+    assert [config.checkpoint.resume for config in trained] == [goes_on]
+
+
 def test_a_config_that_cannot_be_read_has_an_end_too(tmp_path):
     file = tmp_path / "runtime.json"
     file.write_text('{"schemaVersion": 99}')

@@ -106,7 +106,7 @@ def main() -> int:
     interruption = Interruption(run)
     try:
         interruption.listen()
-        end = _end_of(arguments.config, run)
+        end = _end_of(arguments.config, run, arguments.resume)
         interruption.ignore()
     except KeyboardInterrupt:
         end = interruption.end
@@ -116,11 +116,11 @@ def main() -> int:
     return end.exit_code
 
 
-def _end_of(path: Path, run: Run) -> RunEnd:
+def _end_of(path: Path, run: Run, resume: bool) -> RunEnd:
     """Train a config, tell what went wrong, and return how it ended."""
     message = details = ""
     try:
-        run.config = read_config(path)
+        run.config = read_config(path, resume)
         _train(run.config, run)
         return RunEnd.of(0)
     except SpecError as error:
@@ -135,8 +135,8 @@ def _end_of(path: Path, run: Run) -> RunEnd:
     return RunEnd.of(code, message)
 
 
-def read_config(path: Path) -> RuntimeConfig:
-    """Read a RuntimeConfig.
+def read_config(path: Path, resume: bool = False) -> RuntimeConfig:
+    """Read a RuntimeConfig, to go on from the newest whole checkpoint where it is asked for.
 
     Raises:
         SpecError: when the file is missing, is not JSON, or is not a RuntimeConfig of this release.
@@ -149,7 +149,10 @@ def read_config(path: Path) -> RuntimeConfig:
         raise SpecError(
             [FieldError("document", f"no JSON ({error})", "a RuntimeConfig", "write it by `rlhf run`")]
         ) from None
-    return RuntimeConfig.parse(document)
+    config = RuntimeConfig.parse(document)
+    if resume and config.checkpoint:
+        return config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"resume": True})})
+    return config
 
 
 def _train(config: RuntimeConfig, run: Run) -> None:
@@ -192,6 +195,7 @@ def _parse_arguments() -> argparse.Namespace:
         "6 a checkpoint could not be written, 130 interrupted, 1 anything else.",
     )
     parser.add_argument("config", type=Path, help="the RuntimeConfig as JSON")
+    parser.add_argument("--resume", action="store_true", help="go on from checkpoints, if there are any")
     return parser.parse_args()
 
 

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from rlhf_operator.cli.local import export, plan, run, validate
+from rlhf_operator.cli.render import render
 
 HELP = """Train language models with reinforcement learning from one manifest.
 
@@ -13,6 +14,7 @@ HELP = """Train language models with reinforcement learning from one manifest.
   rlhf plan examples/01-quickstart.yaml   what would run where?
   rlhf run examples/01-quickstart.yaml    train on this machine, into runs/quickstart
   rlhf export runs/quickstart my-model    a checkpoint as a Hugging Face folder
+  rlhf render job.yaml                    what would be applied on a cluster?
 
 All mistakes in a manifest are told at once, as `path: got X; expected Y. Fix: Z`, with exit code 2.
 """
@@ -39,5 +41,5 @@ def _root(
     pass
 
 
-for command in (validate, plan, run, export):
+for command in (validate, plan, run, export, render):
     app.command()(command)
