@@ -18,7 +18,7 @@ from rlhf_operator.manifests.names import (
     submission_id,
 )
 from rlhf_operator.manifests.pruned import check_pruned
-from rlhf_operator.manifests.render import Rendered, render
+from rlhf_operator.manifests.render import Rendered, entrypoint, render
 
 __all__ = [
     "CLUSTER_LABEL",
@@ -30,6 +30,7 @@ __all__ = [
     "Rendered",
     "check_pruned",
     "cluster_name",
+    "entrypoint",
     "labels_of",
     "render",
     "submission_id",

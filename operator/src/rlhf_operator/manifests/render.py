@@ -33,13 +33,14 @@ class Rendered:
         """The RayCluster among the objects."""
         return self.objects[-1]
 
-    def entrypoint(self, resume: bool) -> str:
-        """Command line of the driver on the head, for Ray's job API.
 
-        Args:
-            resume: an earlier try of this job may have left checkpoints to go on from.
-        """
-        return f"{_DRIVER} --resume" if resume else _DRIVER
+def entrypoint(resume: bool) -> str:
+    """Command line of the driver on the head, for Ray's job API.
+
+    Args:
+        resume: an earlier try of this job may have left checkpoints to go on from.
+    """
+    return f"{_DRIVER} --resume" if resume else _DRIVER
 
 
 def render(plan: ClusterPlan, owner: Owner | None, cluster: int, operator_namespace: str | None = None) -> Rendered:

@@ -1,0 +1,269 @@
+"""What is seen of a job: Kubernetes objects and Ray's answers, read into small values. Pure.
+
+The operator keeps a view, not the object, of every RayCluster: pod templates are most of an object's bytes, and none of
+them tells how the cluster fares.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import ValidationError
+from rlhf_api.status import Progress, RLHFJobStatus
+
+from rlhf_operator.manifests import CLUSTER_LABEL, JOB_LABEL
+
+Object = Mapping[str, Any]
+"""A Kubernetes object."""
+Key = tuple[str, str]
+"""Namespace and name."""
+
+HEAD_GROUP = "headgroup"
+"""KubeRay's name of the head's group."""
+GROUP_LABEL, RAY_CLUSTER_LABEL = "ray.io/group", "ray.io/cluster"
+TROUBLES = 3
+"""Pods whose trouble is told, each with its own reason."""
+
+
+@dataclass(frozen=True)
+class JobView:
+    """An RLHFJob."""
+
+    namespace: str
+    name: str
+    uid: str
+    resource_version: str
+    generation: int
+    deleting: bool
+    """Whether it is being deleted, which ends everything that it owns."""
+    manifest: Object
+    """The object, without its status."""
+    status: RLHFJobStatus
+    """What was told about it so far."""
+    raw_status: Object
+    """The same as it lies on the API server."""
+
+    @property
+    def key(self) -> Key:
+        """Namespace and name."""
+        return self.namespace, self.name
+
+
+@dataclass(frozen=True)
+class RayCondition:
+    """A condition of a RayCluster."""
+
+    status: bool
+    reason: str
+    message: str
+    since: datetime | None
+
+
+@dataclass(frozen=True)
+class ClusterView:
+    """A RayCluster."""
+
+    namespace: str
+    name: str
+    uid: str
+    resource_version: str
+    owner: str | None
+    """UID of the object that controls it."""
+    job: str | None
+    """Name of the job by its label."""
+    number: int
+    """Number of the cluster by its label; 0 without one."""
+    created: datetime
+    deleting: bool
+    suspended: bool
+    """Whether it is suspended, or is being: by a queue, since the operator never does so."""
+    ready_workers: int
+    wanted_workers: int
+    """Workers without which it is not whole: fewer than it has asked for where a pool scales."""
+    head_service: str | None
+    conditions: Mapping[str, RayCondition] = field(default_factory=dict)
+
+    @property
+    def key(self) -> Key:
+        """Namespace and name."""
+        return self.namespace, self.name
+
+    @property
+    def head_ready(self) -> bool:
+        """Whether the head takes requests."""
+        return self.is_true("HeadPodReady")
+
+    @property
+    def provisioned(self) -> bool:
+        """Whether all of its pods were ready at once before; it stays true when they die."""
+        return self.is_true("RayClusterProvisioned")
+
+    @property
+    def ready(self) -> bool:
+        """Whether its head and all of its workers are ready now."""
+        return self.provisioned and self.head_ready and self.ready_workers >= self.wanted_workers
+
+    def is_true(self, condition: str) -> bool:
+        """Whether a condition holds."""
+        return condition in self.conditions and self.conditions[condition].status
+
+
+@dataclass(frozen=True)
+class PodView:
+    """A pod of a cluster."""
+
+    name: str
+    group: str
+    """Its node pool; `headgroup` for the head."""
+    ready: bool
+    trouble: str | None
+    """Why it does not run, in Kubernetes' words; None where it runs, or merely starts."""
+
+
+@dataclass(frozen=True)
+class DriverView:
+    """Ray's word about the current try."""
+
+    state: Literal["unknown", "pending", "running", "succeeded", "failed", "stopped", "unreachable"]
+    """`unknown`: Ray has no such submission; `unreachable`: it did not answer."""
+    message: str = ""
+    """Ray's message, or why it did not answer."""
+    exit_code: int | None = None
+    error_type: str | None = None
+    """Ray's kind of error, where the driver could not run."""
+    log: str = ""
+    """The end of its log, once it has ended."""
+    progress: Progress | None = None
+    """What its endpoint tells, while it runs."""
+
+
+def job_view(obj: Object) -> JobView:
+    """An RLHFJob as the API server gives it. A status that cannot be read counts as none."""
+    meta, raw = obj["metadata"], obj.get("status") or {}
+    try:
+        status = RLHFJobStatus.model_validate(raw, by_alias=True, by_name=False)
+    except ValidationError:
+        status = RLHFJobStatus()
+    kept = {key: meta[key] for key in ("name", "namespace", "labels", "annotations") if key in meta}
+    manifest = {"apiVersion": obj["apiVersion"], "kind": obj["kind"], "metadata": kept, "spec": obj.get("spec", {})}
+    return JobView(
+        namespace=meta["namespace"],
+        name=meta["name"],
+        uid=meta["uid"],
+        resource_version=meta["resourceVersion"],
+        generation=meta.get("generation", 1),
+        deleting="deletionTimestamp" in meta,
+        manifest=manifest,
+        status=status,
+        raw_status=raw,
+    )
+
+
+def cluster_view(obj: Object) -> ClusterView:
+    """A RayCluster as the API server gives it."""
+    meta, spec, status = obj["metadata"], obj.get("spec", {}), obj.get("status") or {}
+    labels = meta.get("labels") or {}
+    conditions = {condition["type"]: _ray_condition(condition) for condition in status.get("conditions") or ()}
+    suspended = bool(spec.get("suspend")) or any(
+        conditions[name].status for name in ("RayClusterSuspending", "RayClusterSuspended") if name in conditions
+    )
+    number = labels.get(CLUSTER_LABEL, "")
+    return ClusterView(
+        namespace=meta["namespace"],
+        name=meta["name"],
+        uid=meta["uid"],
+        resource_version=meta["resourceVersion"],
+        owner=next((ref["uid"] for ref in meta.get("ownerReferences") or () if ref.get("controller")), None),
+        job=labels.get(JOB_LABEL),
+        number=int(number) if number.isdecimal() else 0,
+        created=parse_time(meta["creationTimestamp"]),
+        deleting="deletionTimestamp" in meta,
+        suspended=suspended,
+        ready_workers=status.get("readyWorkerReplicas", 0),
+        wanted_workers=sum(group.get("minReplicas", 0) for group in spec.get("workerGroupSpecs") or ()),
+        head_service=(status.get("head") or {}).get("serviceName"),
+        conditions=conditions,
+    )
+
+
+def _ray_condition(condition: Object) -> RayCondition:
+    since = condition.get("lastTransitionTime")
+    return RayCondition(
+        status=condition.get("status") == "True",
+        reason=condition.get("reason", ""),
+        message=condition.get("message", ""),
+        since=parse_time(since) if since else None,
+    )
+
+
+def pod_view(obj: Object) -> PodView:
+    """A pod, and why it does not run."""
+    meta, status = obj["metadata"], obj.get("status") or {}
+    conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
+    ready = conditions.get("Ready", {}).get("status") == "True" and "deletionTimestamp" not in meta
+    return PodView(
+        name=meta["name"],
+        group=(meta.get("labels") or {}).get(GROUP_LABEL, ""),
+        ready=ready,
+        trouble=None if ready else _trouble(status, conditions),
+    )
+
+
+STARTING = frozenset({"ContainerCreating", "PodInitializing", "Completed", ""})
+"""Reasons of a container that is on its way."""
+
+
+def _trouble(status: Object, conditions: Mapping[str, Object]) -> str | None:
+    """The first thing that keeps a pod from running: its scheduling, its init containers, its containers."""
+    scheduled = conditions.get("PodScheduled", {})
+    if scheduled.get("status") == "False":
+        return f"{scheduled.get('reason', 'Unschedulable')}: {scheduled.get('message', '')}"
+    if status.get("phase") == "Failed":
+        return f"{status.get('reason') or 'Failed'}: {status.get('message') or _first_end(status) or 'the pod failed'}"
+    for kind, what in (("initContainerStatuses", "init container"), ("containerStatuses", "container")):
+        for container in status.get(kind) or ():
+            trouble = _container_trouble(container)
+            if trouble:
+                return f"{what} `{container['name']}`: {trouble}"
+    return None
+
+
+def _container_trouble(container: Object) -> str | None:
+    waiting, last = container.get("state", {}).get("waiting"), container.get("lastState", {}).get("terminated")
+    ended = container.get("state", {}).get("terminated")
+    if waiting and waiting.get("reason", "") not in STARTING:
+        before = f" ({_end(last)})" if last else ""
+        return f"{waiting['reason']}: {waiting.get('message', '')}{before}".rstrip(": ")
+    if ended and ended.get("exitCode", 0) != 0:
+        return _end(ended)
+    return None
+
+
+def _first_end(status: Object) -> str | None:
+    ends = [(container.get("state") or {}).get("terminated") for container in status.get("containerStatuses") or ()]
+    return next((_end(end) for end in ends if end and end.get("exitCode", 0) != 0), None)
+
+
+def _end(ended: Object) -> str:
+    reason, message = ended.get("reason", "Error"), (ended.get("message") or "").strip()
+    return f"{reason}, exit code {ended.get('exitCode')}" + (f": {message[-200:]}" if message else "")
+
+
+def troubles(pods: Iterable[PodView]) -> str:
+    """What keeps pods from running, each different reason once with the first pod that has it; empty if nothing."""
+    first: dict[str, str] = {}
+    for pod in sorted(pods, key=lambda pod: (pod.group != HEAD_GROUP, pod.name)):
+        if pod.trouble:
+            first.setdefault(pod.trouble, pod.name)
+    return "; ".join(f"pod {name}: {trouble}" for trouble, name in list(first.items())[:TROUBLES])
+
+
+def parse_time(text: str) -> datetime:
+    """RFC 3339 as a time in UTC."""
+    return datetime.fromisoformat(text.replace("Z", "+00:00"))
+
+
+def format_time(time: datetime) -> str:
+    """A time in UTC as RFC 3339, to the second, as Kubernetes writes it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ")
