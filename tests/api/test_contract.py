@@ -1,10 +1,11 @@
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 from rlhf_api import RLHFJob, SpecError
 from rlhf_api.algorithm import ALGORITHMS
 from rlhf_api.errors import format_path
-from rlhf_api.quantity import cpu_count
+from rlhf_api.quantity import cpu_count, quantity_value
 from ruamel.yaml import YAML
 
 DESIGN = Path(__file__).with_name("design.yaml")
@@ -253,6 +254,59 @@ def test_cpu_quantities(manifest, cpu, count):
 def test_cpu_quantities_that_are_none(manifest, cpu):
     manifest["spec"]["nodePools"][0]["cpu"] = cpu
     assert list(errors_of(manifest)) == ["spec.nodePools[0].cpu"]
+
+
+def test_a_fraction_as_a_quantity_is_put_in_quotes(manifest):
+    manifest["spec"]["nodePools"][0]["memory"] = 1.5
+    assert errors_of(manifest)["spec.nodePools[0].memory"].fix == 'put it in quotes: "1.5"'
+
+
+@pytest.mark.parametrize(
+    ("quantity", "value"), [("2Ki", 2048), ("1.5Gi", 3 * 2**29), ("1M", 10**6), ("3e2", 300), ("1500m", Decimal("1.5"))]
+)
+def test_the_number_of_a_quantity(quantity, value):
+    assert quantity_value(quantity) == value
+
+
+@pytest.mark.parametrize("quantity", ["16Ei", "0", "1Q", "1e", "1.5.0", "\u0661", "1\n"])
+def test_quantities_that_are_none(manifest, quantity):
+    manifest["spec"]["nodePools"][0]["memory"] = quantity
+    assert list(errors_of(manifest)) == ["spec.nodePools[0].memory"]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "right"), [((1, 4), True), ((2, 2), True), ((3, 4), False), ((1, 1), False), ((None, 1), False)]
+)
+def test_nodes_lie_within_their_bounds(manifest, bounds, right):
+    pool = manifest["spec"]["nodePools"][0]
+    pool |= {"nodes": 2, "minNodes": bounds[0], "maxNodes": bounds[1]}
+    if right:
+        assert RLHFJob.parse(manifest).spec.node_pools[0].node_bounds == bounds
+    else:
+        assert errors_of(manifest)["spec.nodePools[0]"].expected == "minNodes <= nodes <= maxNodes"
+
+
+SECRET = {"secretKeyRef": {"name": "hub", "key": "token"}}
+
+
+@pytest.mark.parametrize(
+    ("variable", "path"),
+    [
+        ({"name": "A", "value": ""}, None),
+        ({"name": "A", "valueFrom": SECRET}, None),
+        ({"name": "A", "value": "1", "valueFrom": SECRET}, "spec.env[0]"),
+        ({"name": "A", "valueFrom": {}}, "spec.env[0].valueFrom"),
+        ({"name": "A", "valueFrom": SECRET | {"configMapKeyRef": SECRET["secretKeyRef"]}}, "spec.env[0].valueFrom"),
+        ({"name": "A", "value": 1}, "spec.env[0].value"),
+        ({"name": "1A"}, "spec.env[0].name"),
+    ],
+)
+def test_a_variable_has_a_value_or_a_source(manifest, variable, path):
+    manifest["spec"]["env"] = [variable]
+    if path is None:
+        assert RLHFJob.parse(manifest).spec.env[0].name == "A"
+    else:
+        assert list(errors_of(manifest)) == [path]
 
 
 @pytest.mark.parametrize("row", [3, None, [], {"prompt": float("nan")}])

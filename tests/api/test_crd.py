@@ -65,8 +65,7 @@ def test_the_schema_is_structural():
             assert key in node["items"]["required"], path
         if "default" in node:
             jsonschema.validate(node["default"], as_json_schema(node), jsonschema.Draft202012Validator)
-        if node.get("nullable") and "enum" in node:
-            assert None in node["enum"], path
+        assert not (node.get("nullable") and "enum" in node), path
 
 
 def test_what_is_raw_is_said_to_be():
@@ -114,13 +113,13 @@ def test_every_list_that_a_rule_looks_through_is_bounded():
 def test_every_rule_has_a_message_that_says_what_to_do():
     for rule in rules():
         assert "Fix: " in rule.message, rule
-        assert rule.details is None or "Fix: " in rule.details or "culprit" in rule.details or ".map(" in rule.details
+        assert rule.details is None or "Fix: " in rule.details
 
 
 def test_a_field_of_the_spec_is_adjustable_or_guarded():
     [started, running, ended] = change_rules()
     for name, field in RLHFJobSpec.model_fields.items():
-        written = f"self.spec.?{field.alias or name} =="
+        written = f"self.spec.{field.alias or name} !="
         guarded = [written in rule.holds for rule in (running, ended)]
         if (field.alias or name) in ADJUSTABLE:
             assert guarded == [False, False]
@@ -128,7 +127,7 @@ def test_a_field_of_the_spec_is_adjustable_or_guarded():
             assert guarded == [(field.alias or name) not in IDENTITY, True]
     for path in IDENTITY:
         assert list(nodes_at(SCHEMA, f"spec.{path}"))
-        assert f"self.spec.?{path.replace('.', '.?')} ==" in started.holds
+        assert f"self.spec.{path} !=" in started.holds
 
 
 def as_json_schema(node):
@@ -333,7 +332,7 @@ def mutate(manifest, draw):
         return
     key = draw(st.sampled_from(keys))
     if draw(st.booleans()):
-        node[key] = draw(ODD)
+        node[key] = copy.deepcopy(draw(ODD))
     elif isinstance(node, dict):
         fields = {path.split(".")[-1] for path in NODES if path.startswith("spec.")}
         node[draw(st.sampled_from(sorted(fields)))] = node.pop(key)

@@ -143,6 +143,16 @@ def test_each_node_of_a_pool_becomes_a_local_node(manifest):
     assert "no group uses pool `q`" in plan.notes
 
 
+def test_fields_of_a_cluster_are_ignored_where_they_say_something(manifest):
+    plain = {"suspend": False, "backoffLimit": 3, "head": {}, "env": []}
+    given = {"rayVersion": "2.61.0", "suspend": True, "head": {"cpu": 2}, "env": [{"name": "A"}], "backoffLimit": 0}
+    for fields, names in ((plain, []), (given, list(given))):
+        manifest["spec"] |= fields
+        notes = build_plan(RLHFJob.parse(manifest), "runs/job").notes
+        ignored = {note.removesuffix(" is ignored on this machine") for note in notes if "ignored" in note}
+        assert ignored == {f"spec.{name}" for name in names}
+
+
 def test_what_this_machine_ignores_is_said(manifest):
     manifest["metadata"]["namespace"] = "team"
     manifest["spec"]["image"] = "image"

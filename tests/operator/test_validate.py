@@ -55,6 +55,34 @@ def test_a_group_needs_a_pool_that_exists(manifest):
     assert (error.got, error.expected) == ("`q`", "one of p")
 
 
+@pytest.mark.parametrize(
+    ("bounds", "right"),
+    [({}, True), ({"minNodes": 2, "maxNodes": 2}, True), ({"maxNodes": 3}, False), ({"minNodes": 1}, False)],
+)
+def test_only_pools_of_rollouts_scale(manifest, bounds, right):
+    grouped(manifest, {"roles": ["policy", "critic", "reference"]}, {"roles": ["reward", "rollout"], "pool": "r"})
+    manifest["spec"]["nodePools"] += [{"name": "r", "nodes": 2, **bounds}]
+    assert list(problems(manifest)) == ([] if right else ["spec.nodePools[1]"])
+    groups = manifest["spec"]["placement"]["groups"]
+    groups[1]["roles"].remove("reward")
+    groups[0]["roles"].append("reward")
+    assert problems(manifest) == {}
+
+
+def test_a_pool_that_scales_cannot_be_the_one_of_a_job_without_placement(manifest):
+    manifest["spec"]["nodePools"][0]["maxNodes"] = 2
+    assert "group `all`" in problems(manifest)["spec.nodePools[0]"].got
+
+
+def test_variables_have_one_value_each(manifest):
+    twice = [{"name": "A", "value": "1"}, {"name": "A"}]
+    manifest["spec"] |= {"env": twice, "head": {"env": twice}}
+    manifest["spec"]["nodePools"][0]["env"] = twice
+    assert set(problems(manifest)) == {
+        "spec.env[1].name", "spec.head.env[1].name", "spec.nodePools[0].env[1].name"
+    }  # fmt: skip
+
+
 def test_a_role_twice_and_a_role_nowhere(manifest):
     grouped(manifest, {"roles": ["policy", "rollout", "reference", "policy"]}, {"roles": ["reward", "reference"]})
     errors = problems(manifest)

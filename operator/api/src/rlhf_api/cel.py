@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rlhf_api.algorithm import ALGORITHMS
 from rlhf_api.base import JsonSchema
-from rlhf_api.roles import ROLES
+from rlhf_api.roles import ROLES, Role
 from rlhf_api.spec import RLHFJobSpec
 
 ADJUSTABLE = frozenset(
@@ -48,16 +48,24 @@ class Rule:
         return rule | {key: value for key, value in optional.items() if value is not None}
 
 
+def _listed(culprits: list[tuple[str, str]]) -> str:
+    """A CEL text of the names whose condition holds, each after a space.
+
+    `join` would read better, but the API server takes its result to be of any size, and so too costly.
+    """
+    return " + ".join(f"({holds} ? ' `{name}`' : '')" for name, holds in culprits)
+
+
 def _exactly_one(path: str, *names: str) -> Rule:
     given = ", ".join(f"has(self.{name})" for name in names)
-    listed = ", ".join(names)
-    details = " + ".join(f"(has(self.{name}) ? ['{name}'] : [])" for name in names)
+    none = " || ".join(f"has(self.{name})" for name in names)
+    advice = f"expected exactly one of {', '.join(names)}. Fix: give one of them"
     return Rule(
         path,
         f"[{given}].exists_one(given, given)",
-        f"expected exactly one of {listed}. Fix: give one of them",
-        f"'got ' + [({details}).join(' and ')].map(names, names == '' ? 'none of them' : names)[0]"
-        f" + '; expected exactly one of {listed}. Fix: give one of them'",
+        advice,
+        f"'got' + {_listed([(name, f'has(self.{name})') for name in names])}"
+        f" + ({none} ? '' : ' none of them') + '; {advice}'",
     )
 
 
@@ -73,8 +81,9 @@ _SOURCES = (
     _at_most_one("spec.models.reference", "path", "random"),
     _exactly_one("spec.rewards[]", "function", "model"),
     _exactly_one("spec.rewards[].function", "name", "importPath"),
-    _exactly_one("spec.data.prompts", "path", "builtin", "inline"),
-    _exactly_one("spec.data.evaluation.prompts", "path", "builtin", "inline"),
+    # CEL cannot see `inline`, whose rows are of two types; the operator checks it.
+    _at_most_one("spec.data.prompts", "path", "builtin"),
+    _at_most_one("spec.data.evaluation.prompts", "path", "builtin"),
     *(
         rule
         for path in ("spec.env[]", "spec.head.env[]", "spec.nodePools[].env[]")
@@ -86,19 +95,14 @@ _SOURCES = (
 )
 
 
-def _each_group(culprit: str, text: str, message: str) -> Rule:
-    """A rule about a group `g` and its pool `p`: no pair may be a culprit; `text` tells of one that is."""
+def _no_group(culprit: str, message: str) -> Rule:
+    """A rule about a group `g` and its pool `p`: no pair may be a culprit."""
     groups = "self.placement.groups"
-    details = (
-        f"{groups}.map(g, self.nodePools.filter(p, p.name == g.pool && ({culprit})).map(p, {text}).join(''))"
-        ".filter(problem, problem != '').join('; ')"
-    )
     return Rule(
         "spec",
         f"!has(self.placement) || {groups}.all(g, self.nodePools.all(p, p.name != g.pool || !({culprit})))",
         message,
-        details,
-        ".placement",
+        field=".placement",
     )
 
 
@@ -109,8 +113,6 @@ _BUNDLES = (
     "(g.roles.exists(r, r in ['policy', 'critic', 'reference']) || !('rollout' in g.roles) ? g.workers"
     " : g.workers / self.rollout.tensorParallelSize)"
 )
-_GROUP = f"'group `' + g.name + '`: got ' + string(g.workers) + ' workers of ' + string({_GPUS_PER_WORKER}) + ' GPUs'"
-_HAVE = "string(p.gpusPerNode) + ' GPUs on each of ' + string(p.nodes) + ' nodes of pool `' + p.name + '`"
 
 
 def _alone(strategy: str) -> str:
@@ -119,37 +121,40 @@ def _alone(strategy: str) -> str:
 
 
 _SCALES = "((has(p.minNodes) && p.minNodes != p.nodes) || (has(p.maxNodes) && p.maxNodes != p.nodes))"
-_ROLE_TWICE = f"{list(ROLES)}.filter(r, self.groups.filter(g, r in g.roles).size() > 1)"
-_NEEDED = (
-    "(['policy', 'rollout', 'reward'] + (has(self.algorithm.ppo) ? ['critic'] : []) + ("
-    + " || ".join(f"self.algorithm.?{name}.?kl.?coefficient.orValue(0.0) > 0.0" for name in ALGORITHMS)
-    + " ? ['reference'] : []))"
-)
-_MISSING = f"{_NEEDED}.filter(r, !self.placement.groups.exists(g, r in g.roles))"
-_LOST = "self.placement.groups.filter(g, !self.nodePools.exists(p, p.name == g.pool))"
+_SHARED = [(role, f"self.groups.filter(g, '{role}' in g.roles).size() > 1") for role in ROLES]
+_NEEDED: dict[Role, str] = {
+    "critic": "has(self.algorithm.ppo)",
+    "reference": " || ".join(f"self.algorithm.?{name}.?kl.?coefficient.orValue(0.0) > 0.0" for name in ALGORITHMS),
+}
+"""When the algorithm cannot run without a role; without the others it never can."""
+_MISSING = [
+    (role, f"({_NEEDED.get(role, 'true')}) && !self.placement.groups.exists(g, '{role}' in g.roles)") for role in ROLES
+]
+
+
+def _none(culprits: list[tuple[str, str]]) -> str:
+    return " && ".join(f"!({holds})" for _, holds in culprits)
+
 
 _PLACEMENT = (
     Rule(
         "spec",
-        f"!has(self.placement) || {_LOST}.size() == 0",
-        "a group's pool does not exist. Fix: name a pool of spec.nodePools",
-        f"{_LOST}.map(g, 'group `' + g.name + '`: got pool `' + g.pool + '`').join('; ')"
-        " + '; expected one of ' + self.nodePools.map(p, p.name).join(', ') + '. Fix: name a pool of spec.nodePools'",
-        ".placement",
+        "!has(self.placement) || self.placement.groups.all(g, self.nodePools.exists(p, p.name == g.pool))",
+        "got a group whose pool does not exist; expected a pool of spec.nodePools. Fix: correct the group's `pool`",
+        field=".placement",
     ),
     Rule(
         "spec.placement",
-        f"{_ROLE_TWICE}.size() == 0",
-        "a role stands in several groups; expected each role once. Fix: remove it from all but one",
-        f"'got ' + {_ROLE_TWICE}.join(', ') + ' in several groups; expected each role once."
-        " Fix: remove it from all but one'",
+        _none(_SHARED),
+        "got a role in several groups; expected each role once. Fix: remove it from all but one",
+        f"'got' + {_listed(_SHARED)} + ' in several groups; expected each role once. Fix: remove it from all but one'",
     ),
     Rule(
         "spec",
-        f"!has(self.placement) || {_MISSING}.size() == 0",
-        "a role that the algorithm needs is in no group. Fix: add it to a group's roles",
-        f"'got no ' + {_MISSING}.join(', no ') + '; expected each role that the algorithm needs in one group."
-        " Fix: add it to a group, or for `reference` set the kl.coefficient to 0'",
+        f"!has(self.placement) || ({_none(_MISSING)})",
+        "got no group with a role that the algorithm needs. Fix: add it to a group's roles",
+        f"'got no' + {_listed(_MISSING)} + '; expected each role that the algorithm needs in one group. Fix: add it"
+        " to a group, or for `reference` set the kl.coefficient to 0'",
         ".placement",
     ),
     Rule(
@@ -159,34 +164,30 @@ _PLACEMENT = (
         "got a critic; expected none: this algorithm learns without one. Fix: remove it from models, placement and"
         " training, or use ppo",
     ),
-    _each_group(
+    _no_group(
         f"{_GPUS} > double(p.nodes * p.gpusPerNode) + 0.0001",
-        f"{_GROUP} + '; expected at most ' + {_HAVE}. Fix: lower workers, or raise nodes or gpusPerNode'",
-        "a group needs more GPUs than its pool has. Fix: lower workers, or raise nodes or gpusPerNode",
+        "got a group of more GPUs (workers times gpusPerWorker, by default 1) than its pool has; expected at most nodes"
+        " times gpusPerNode. Fix: lower workers, or raise nodes or gpusPerNode; `rlhf plan` shows the arithmetic",
     ),
-    _each_group(
+    _no_group(
         f"{_alone('STRICT_PACK')} && {_GPUS} > double(p.gpusPerNode) + 0.0001",
-        f"{_GROUP} + ' on one node (STRICT_PACK); expected at most ' + {_HAVE}. Fix: use PACK, lower workers, or raise"
-        " gpusPerNode'",
-        "a STRICT_PACK group needs more GPUs than one node has. Fix: use PACK, lower workers, or raise gpusPerNode",
+        "got a STRICT_PACK group of more GPUs (workers times gpusPerWorker, by default 1) than one node of its pool"
+        " has; expected at most gpusPerNode. Fix: use PACK, lower workers, or raise gpusPerNode",
     ),
-    _each_group(
+    _no_group(
         f"{_alone('STRICT_SPREAD')} && {_BUNDLES} > p.nodes",
-        f"'group `' + g.name + '`: got ' + string({_BUNDLES}) + ' bundles on a node each (STRICT_SPREAD); expected at"
-        " most the ' + string(p.nodes) + ' nodes of pool `' + p.name + '`. Fix: use SPREAD, lower workers, or raise"
-        " nodes'",
-        "a STRICT_SPREAD group has more bundles than nodes. Fix: use SPREAD, lower workers, or raise nodes",
+        "got a STRICT_SPREAD group of more bundles (workers, or engines) than its pool has nodes; expected a node for"
+        " each. Fix: use SPREAD, lower workers, or raise nodes",
     ),
     Rule(
         "spec.nodePools[]",
         "(!has(self.minNodes) || self.minNodes <= self.nodes) && (!has(self.maxNodes) || self.nodes <= self.maxNodes)",
         "expected minNodes <= nodes <= maxNodes. Fix: change one of them",
     ),
-    _each_group(
+    _no_group(
         f"{_SCALES} && !(g.roles.all(r, r == 'rollout'))",
-        "'group `' + g.name + '`: got a pool `' + p.name + '` that scales; expected minNodes and maxNodes equal to"
-        " nodes: only rollouts scale. Fix: remove both, or give the rollout a pool of its own'",
-        "a pool that scales holds other roles than rollout. Fix: remove its minNodes and maxNodes",
+        "got a pool that scales for other roles than rollout; expected minNodes and maxNodes equal to nodes: only"
+        " rollouts scale. Fix: remove both, or give the rollout a pool of its own",
     ),
     Rule(
         "spec",
@@ -202,9 +203,6 @@ _NAME = Rule(
     "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$') && self.metadata.name.size() <= 45",
     "metadata.name: expected at most 45 lower-case letters, digits and `-`, with a letter first and a letter or digit"
     " last: names of pods and services are made from it. Fix: choose such a name",
-    "'metadata.name: got ' + string(self.metadata.name.size()) + ' characters; expected at most 45 lower-case letters,"
-    " digits and `-`, with a letter first and a letter or digit last: names of pods and services are made from it."
-    " Fix: choose such a name'",
 )
 
 _PHASE = "(has(oldSelf.status) && has(oldSelf.status.phase) ? oldSelf.status.phase : '')"
@@ -213,19 +211,19 @@ _RUNS = f"({_PHASE} in ['Provisioning', 'Training', 'Restarting'])"
 _ENDED = f"({_PHASE} in ['Succeeded', 'Failed'])"
 
 
-def _changed(fields: tuple[str, ...]) -> str:
-    """A list of those of the fields that are not as they were."""
-    paths = [(field, field.replace(".", ".?")) for field in fields]
-    return " + ".join(f"(self.spec.?{path} == oldSelf.spec.?{path} ? [] : ['{field}'])" for field, path in paths)
+def _changed(fields: tuple[str, ...]) -> list[tuple[str, str]]:
+    """The fields, each with the condition that it is not as it was."""
+    paths = [(field, f"self.spec.{field}", f"oldSelf.spec.{field}") for field in fields]
+    return [(field, f"(has({new}) != has({old}) || (has({new}) && {new} != {old}))") for field, new, old in paths]
 
 
 def _fixed(fields: tuple[str, ...], when: str, why: str, fix: str) -> Rule:
-    changed = f"({_changed(fields)})"
+    changed = _changed(fields)
     return Rule(
         "",
-        f"!{when} || {changed}.size() == 0",
+        f"!{when} || ({_none(changed)})",
         f"got a change; expected none: {why}. Fix: {fix}",
-        f"'got a change of ' + {changed}.join(', ') + '; expected none: {why}. Fix: {fix}'",
+        f"'got a change of' + {_listed(changed)} + '; expected none: {why}. Fix: {fix}'",
         ".spec",
     )
 

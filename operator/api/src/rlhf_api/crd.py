@@ -100,6 +100,7 @@ def _schema() -> JsonSchema:
     }
     for path, key in _KEYED_LISTS.items():
         _only(schema, path).update({"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]})
+    _only(schema, "spec.placement.groups[].roles")["x-kubernetes-list-type"] = "set"
     for rule in rules():
         _only(schema, rule.path).setdefault("x-kubernetes-validations", []).append(rule.as_json())
     return schema

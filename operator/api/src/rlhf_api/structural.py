@@ -64,7 +64,8 @@ def _alternatives(schema: JsonSchema, definitions: Mapping[str, JsonSchema]) -> 
     given = [inner for inner in schema["anyOf"] if inner.get("type") != "null"]
     if len(given) == 1:
         node = _node(given[0] | described, definitions) | {"nullable": True}
-        return node | ({"enum": [*node["enum"], None]} if "enum" in node else {})
+        # The API server takes null for no member of an enum, even where the enum has it.
+        return node | {"pattern": f"^({'|'.join(node.pop('enum'))})$"} if "enum" in node else node
     return _description(schema) | {"x-kubernetes-preserve-unknown-fields": True}
 
 
