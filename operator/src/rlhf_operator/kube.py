@@ -148,11 +148,13 @@ class Access:
 class Kube:
     """An API server, with credentials. Safe to use from several threads."""
 
-    def __init__(self, client: ApiClient, namespace: str = "default") -> None:
+    def __init__(self, client: ApiClient, namespace: str = "default", in_pod: bool = False) -> None:
         self._client = client
         self._config: Configuration = client.configuration
         self.namespace = namespace
         """The namespace that the credentials name."""
+        self.in_pod = in_pod
+        """Whether this process runs in a pod of the cluster, where services are reached by their names."""
 
     @classmethod
     def connect(cls, kubeconfig: str | None = None, context: str | None = None, connections: int = 16) -> "Kube":
@@ -167,12 +169,10 @@ class Kube:
             NoClusterError: when there are none.
         """
         settings = Configuration()
-        if kubeconfig is None and context is None and SERVICE_HOST in os.environ:
-            namespace = _load_pod(settings)
-        else:
-            namespace = _load_kubeconfig(settings, kubeconfig, context)
+        in_pod = kubeconfig is None and context is None and SERVICE_HOST in os.environ
+        namespace = _load_pod(settings) if in_pod else _load_kubeconfig(settings, kubeconfig, context)
         settings.connection_pool_maxsize = connections
-        return cls(ApiClient(settings), namespace)
+        return cls(ApiClient(settings), namespace, in_pod)
 
     def get(self, resource: Resource, namespace: str | None, name: str) -> Object | None:
         """One object; None where there is none.
@@ -235,7 +235,13 @@ class Kube:
         return self._json("POST", path, {"fieldManager": MANAGER}, manifest)
 
     def patch(
-        self, resource: Resource, namespace: str, name: str, patch: Mapping[str, Any], subresource: str = ""
+        self,
+        resource: Resource,
+        namespace: str,
+        name: str,
+        patch: Mapping[str, Any],
+        subresource: str = "",
+        manager: str = MANAGER,
     ) -> Object:
         """Merge a patch into an object; with a `metadata.resourceVersion` in it only into that version.
 
@@ -244,7 +250,7 @@ class Kube:
             KubeError: when the API server refuses.
         """
         path = resource.path(namespace, name, subresource)
-        return self._json("PATCH", path, {"fieldManager": MANAGER}, patch, "application/merge-patch+json")
+        return self._json("PATCH", path, {"fieldManager": manager}, patch, "application/merge-patch+json")
 
     def delete(self, resource: Resource, namespace: str, name: str, uid: str | None = None) -> bool:
         """Delete an object, and what it owns after it.
@@ -283,6 +289,25 @@ class Kube:
             yield from response.stream(2**14)
         finally:
             response.release_conn()
+
+    def proxied(self, namespace: str, service: str, path: str, headers: Mapping[str, str]) -> Object:
+        """What a service answers a GET through the API server's proxy, as JSON.
+
+        Args:
+            namespace: where the service lies.
+            service: its name and port, `NAME:PORT`.
+            path: below the service's root.
+            headers: for the service; the proxy keeps `Authorization` for itself.
+
+        Raises:
+            KubeError: when the API server or the service refuses.
+        """
+        url = f"/api/v1/namespaces/{quote(namespace)}/services/{quote(service)}/proxy/{path}"
+        response = self._send("GET", url, None, headers)
+        if response.status >= 400:
+            raise _error(response.status, response.data)
+        answer: Object = json.loads(response.data)
+        return answer
 
     def access(self) -> Access:
         """What it takes to speak through this API server's proxy.

@@ -1,0 +1,211 @@
+"""The operator as a process: the only file that imports kopf, which watches and does nothing else.
+
+    watch events --+
+                   +--> store --> queue of keys --> reconcile
+    resync --------+
+
+No handler of kopf's writes: there are no timers, daemons or deletion handlers, which would put a finalizer on objects,
+and none for changes, which would put an annotation there. Resync is a task of our own.
+"""
+
+import asyncio
+import logging
+import random
+import sys
+from typing import Any
+
+import kopf
+from rlhf_api import SpecError
+
+from rlhf_operator.kube import RAYCLUSTERS, RLHFJOBS, Kube, Listing, NoClusterError, NotFoundError, Resource
+from rlhf_operator.manifests import JOB_LABEL, MANAGER
+from rlhf_operator.metrics import Health, Metrics
+from rlhf_operator.observe import Key
+from rlhf_operator.ray_jobs import RayJobs
+from rlhf_operator.reconcile import Reconciler
+from rlhf_operator.settings import Settings
+from rlhf_operator.store import Store
+from rlhf_operator.surroundings import Surroundings
+from rlhf_operator.work_queue import Waits, WorkQueue
+
+log = logging.getLogger(__name__)
+
+SELECTOR = JOB_LABEL
+"""Label selector of the RayClusters that are watched: those of jobs."""
+MISSED_RESYNCS = 3
+"""Resyncs that may fail before the operator counts as ill."""
+
+
+class Operator:
+    """The parts put together: what kopf's events and the resync feed."""
+
+    def __init__(self, settings: Settings, kube: Kube) -> None:
+        self.settings, self.kube = settings, kube
+        self.store, self.metrics = Store(), Metrics()
+        self.health = Health(MISSED_RESYNCS * settings.resync_seconds + 30)
+        proxied = settings.via_proxy if settings.via_proxy is not None else not kube.in_pod
+        self.rays = RayJobs(kube.access() if proxied else None)
+        self.around = Surroundings(kube, self.rays, self.store, settings)
+        reconciler = Reconciler(self.around, self.metrics)
+        waits = Waits(self.metrics.started, self.metrics.finished)
+        self.queue = WorkQueue(reconciler.reconcile, settings.max_concurrent, waits)
+        self._synced = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin to resync and to work."""
+        self.metrics.serve(self.settings.metrics_port)
+        self.health.serve(self.settings.health_port)
+        self._tasks = [asyncio.create_task(self._resync_forever()), asyncio.create_task(self._work())]
+
+    async def stop(self) -> None:
+        """End all tasks and connections."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.rays.close()
+        self.around.close()
+
+    def see_job(self, obj: Any, gone: bool) -> None:
+        """Take an event of a job."""
+        key = obj["metadata"]["namespace"], obj["metadata"]["name"]
+        if gone:
+            self.store.forget_job(key, obj["metadata"]["uid"])
+        elif self.store.see_job(obj):
+            self._enqueue(key)
+
+    def see_cluster(self, obj: Any, gone: bool) -> None:
+        """Take an event of a RayCluster."""
+        meta = obj["metadata"]
+        if gone:
+            self.store.forget_cluster((meta["namespace"], meta["name"]), meta["uid"])
+        elif not self.store.see_cluster(obj):
+            return
+        job = (meta.get("labels") or {}).get(JOB_LABEL)
+        if job:
+            self._enqueue((meta["namespace"], job))
+
+    async def resync(self) -> None:
+        """List everything once; look at what is news now, and at the rest within the time until the next resync.
+
+        Raises:
+            KubeError: when the API server does not tell.
+        """
+        namespaces = self.settings.namespaces
+        clusters = await self._list(RAYCLUSTERS, SELECTOR)
+        jobs = await self._list(RLHFJOBS)
+        news: set[Key] = set()
+        for listing in clusters:
+            news |= self.store.replace_clusters(listing, namespaces)
+        for listing in jobs:
+            news |= self.store.replace_jobs(listing, namespaces)
+        self._synced.set()
+        for key in self.store.keys:
+            self.queue.add(key, 0.0 if key in news else random.uniform(0, self.settings.resync_seconds))
+        views = list(self.store.jobs)
+        self.around.forget({job.uid for job in views})
+        self.metrics.resynced(job.status.phase for job in views)
+        self.health.resynced()
+
+    async def _list(self, resource: Resource, labels: str = "") -> list[Listing]:
+        """The lists of all namespaces that are watched; none where the kind is not installed."""
+        try:
+            return [
+                await self.around.call(self.kube.list, resource, namespace, labels=labels)
+                for namespace in self.settings.namespaces or (None,)
+            ]
+        except NotFoundError:
+            log.warning("%s is not installed", resource.kind)
+            return []
+
+    async def _resync_forever(self) -> None:
+        while True:
+            wait = self.settings.resync_seconds
+            try:
+                await self.resync()
+            except Exception as error:
+                wait = min(wait, 5.0)
+                log.warning("resync failed: %s: %s; again in %g s", type(error).__name__, error, wait)
+            await asyncio.sleep(wait)
+
+    async def _work(self) -> None:
+        """Work once everything was listed: before that, a cluster that was not heard of yet would count as lost."""
+        await self._synced.wait()
+        await self.queue.run()
+
+    def _enqueue(self, key: Key) -> None:
+        if self._synced.is_set():
+            self.queue.add(key)
+
+
+def registry_of(operator: Operator) -> kopf.OperatorRegistry:
+    """Kopf's handlers of an operator."""
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=registry)
+    def login(**kwargs: Any) -> Any:
+        return kopf.login_via_client(**kwargs)
+
+    @kopf.on.startup(registry=registry)
+    async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
+        _configure(settings, operator.settings)
+        operator.start()
+
+    @kopf.on.cleanup(registry=registry)
+    async def stop(**_: Any) -> None:
+        await operator.stop()
+
+    @kopf.on.event(RLHFJOBS.group, RLHFJOBS.version, RLHFJOBS.plural, registry=registry)
+    async def job(event: Any, **_: Any) -> None:
+        operator.see_job(event["object"], event["type"] == "DELETED")
+
+    @kopf.on.event(RAYCLUSTERS.group, RAYCLUSTERS.version, RAYCLUSTERS.plural, registry=registry)
+    async def cluster(event: Any, **_: Any) -> None:
+        operator.see_cluster(event["object"], event["type"] == "DELETED")
+
+    return registry
+
+
+def _configure(settings: kopf.OperatorSettings, ours: Settings) -> None:
+    """Have kopf watch, within bounds, and never write."""
+    settings.posting.enabled = False
+    settings.peering.standalone = True
+    settings.scanning.disabled = bool(ours.namespaces)
+    settings.networking.request_timeout = 30
+    settings.networking.connect_timeout = 5
+    settings.watching.connect_timeout = 5
+    settings.watching.server_timeout = 5 * 60
+    settings.watching.client_timeout = 5 * 60 + 30
+    settings.watching.label_selectors[RAYCLUSTERS.group, RAYCLUSTERS.version, RAYCLUSTERS.plural] = SELECTOR
+    settings.queueing.worker_limit = 50
+    settings.queueing.idle_timeout = 1
+    settings.persistence.finalizer = f"{RLHFJOBS.group}/never"
+
+
+def main() -> int:
+    """Run the operator until it is told to stop, and return the exit code."""
+    try:
+        settings = Settings.read()
+        kopf.configure(log_format=kopf.LogFormat.JSON if settings.log_format == "json" else kopf.LogFormat.FULL)
+        logging.getLogger("kopf").setLevel(logging.WARNING)
+        kube = Kube.connect(connections=settings.api_connections)
+        asyncio.run(_run(settings, kube))
+    except (SpecError, NoClusterError) as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        return 2
+    return 0
+
+
+async def _run(settings: Settings, kube: Kube) -> None:
+    operator = Operator(settings, kube)
+    log.info("%s starts; namespaces: %s", MANAGER, ", ".join(settings.namespaces) or "all")
+    await kopf.operator(
+        registry=registry_of(operator),
+        clusterwide=not settings.namespaces,
+        namespaces=settings.namespaces,
+        standalone=True,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

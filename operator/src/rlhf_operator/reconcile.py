@@ -1,0 +1,163 @@
+"""One pass over one job: look, decide, tell, do. Any number of passes over the same world do nothing more."""
+
+import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from rlhf_api import SpecError
+from rlhf_api.status import RLHFJobStatus
+
+from rlhf_operator.conditions import is_true
+from rlhf_operator.decide import decide
+from rlhf_operator.decision import Action, DropCluster, DropJob, MakeCluster, Patience, Submit
+from rlhf_operator.events import events_of
+from rlhf_operator.kube import (
+    CONFIGMAPS,
+    EVENTS,
+    NETWORKPOLICIES,
+    RAYCLUSTERS,
+    RLHFJOBS,
+    ConflictError,
+    KubeError,
+    NotFoundError,
+    Object,
+)
+from rlhf_operator.manifests import JOB_LABEL, entrypoint
+from rlhf_operator.metrics import Metrics
+from rlhf_operator.observe import JobView, Key
+from rlhf_operator.ray_jobs import RefusedError, UnreachableError
+from rlhf_operator.surroundings import Surroundings
+from rlhf_operator.work_queue import RetrySoon
+
+log = logging.getLogger(__name__)
+
+
+class Reconciler:
+    """Makes the world as the jobs say, and tells how far it got."""
+
+    def __init__(self, around: Surroundings, metrics: Metrics | None = None) -> None:
+        settings = around.settings
+        self._around, self._kube, self._store, self._metrics = around, around.kube, around.store, metrics
+        self._patience = Patience(
+            job_api_seconds=settings.job_api_patience_seconds,
+            retry_seconds=settings.retry_delay_seconds,
+            follow_seconds=settings.follow_seconds,
+        )
+
+    async def reconcile(self, key: Key) -> float | None:
+        """Take one job one step further.
+
+        1. look at it, its clusters, and what they give reason to look at
+        2. decide, from nothing else
+        3. tell it in the status, if there is anything new
+        4. do what was decided, which the status names by now
+        5. tell what happened as Events
+
+        Returns:
+            Seconds until it has to be looked at again; None for not before something changes.
+
+        Raises:
+            RetrySoon: when another wrote in between.
+            KubeError: when the API server, by its own fault or ours, does not do what it is asked.
+            SpecError, RefusedError, UnreachableError: when an action cannot be done; the next pass tells why.
+        """
+        job = self._store.job(key)
+        if job is None:
+            return None
+        seen = await self._around.look(job)
+        decision = decide(seen, self._patience)
+        told = await self._tell(job, decision.status)
+        try:
+            for action in decision.actions:
+                await self._act(job, decision.status, action)
+        finally:
+            if told:
+                await self._announce(job, decision.status)
+        return decision.again_seconds
+
+    async def _tell(self, job: JobView, status: RLHFJobStatus) -> bool:
+        """Write the status if it differs from what is there, into the very version that was looked at."""
+        patch = status_patch(job.raw_status, status)
+        if not patch:
+            return False
+        body = {"metadata": {"resourceVersion": job.resource_version}, "status": patch}
+        try:
+            written = await self._around.call(self._kube.patch, RLHFJOBS, job.namespace, job.name, body, "status")
+        except NotFoundError:
+            self._store.forget_job(job.key, job.uid)
+            raise RetrySoon from None
+        except ConflictError:
+            fresh = await self._around.call(self._kube.get, RLHFJOBS, job.namespace, job.name)
+            if fresh:
+                self._store.see_job(fresh)
+            else:
+                self._store.forget_job(job.key, job.uid)
+            raise RetrySoon from None
+        self._store.see_job(written)
+        if self._metrics:
+            ready = is_true(status, "ClusterReady") and not is_true(job.status, "ClusterReady")
+            self._metrics.told(job.status, status, ready and not job.status.tries)
+        log.info("%s/%s: %s: %s", job.namespace, job.name, status.phase, status.message)
+        return True
+
+    async def _act(self, job: JobView, status: RLHFJobStatus, action: Action) -> None:
+        """Do one thing; why it cannot be done is remembered for the next pass to tell."""
+        try:
+            match action:
+                case MakeCluster(number):
+                    await self._make_cluster(job, number)
+                case DropCluster(cluster):
+                    await self._around.call(
+                        self._kube.delete, RAYCLUSTERS, cluster.namespace, cluster.name, cluster.uid
+                    )
+                    self._store.mark_deleting(cluster)
+                    for resource in (NETWORKPOLICIES, CONFIGMAPS):
+                        await self._around.call(self._kube.delete, resource, cluster.namespace, cluster.name)
+                case Submit(submission_id):
+                    await self._submit(job, status, submission_id)
+                case DropJob():
+                    await self._around.call(self._kube.delete, RLHFJOBS, job.namespace, job.name, job.uid)
+        except (KubeError, SpecError, RefusedError, UnreachableError) as error:
+            self._around.memory(job).trouble = str(error)
+            raise
+
+    async def _make_cluster(self, job: JobView, number: int) -> None:
+        """Apply a cluster's objects, the RayCluster last, unless there is one of its name: the next pass judges it."""
+        rendered = await self._around.render(job, number)
+        there = await self._around.call(self._kube.get, RAYCLUSTERS, job.namespace, rendered.name)
+        if there:
+            self._store.see_cluster(there)
+            raise RetrySoon
+        made: Object = {}
+        for manifest in rendered.objects:
+            try:
+                made = await self._around.call(self._kube.apply, manifest)
+            except NotFoundError as error:
+                raise NotFoundError(error.status, error.reason, f"{manifest['kind']} is not installed") from None
+        self._store.see_cluster(made)
+
+    async def _submit(self, job: JobView, status: RLHFJobStatus, submission_id: str) -> None:
+        cluster = self._store.cluster((job.namespace, status.ray_cluster or ""))
+        if cluster is None:
+            raise RetrySoon
+        head = await self._around.head(cluster, self._around.memory(job))
+        command = entrypoint(resume=(status.tries or 1) > 1)
+        await self._around.rays.submit(head, submission_id, command, {JOB_LABEL: job.name})
+
+    async def _announce(self, job: JobView, status: RLHFJobStatus) -> None:
+        """Create the Events of a change; losing one loses nothing that the status does not tell."""
+        for event in events_of(job, status, datetime.now(UTC)):
+            try:
+                await self._around.call(self._kube.create, EVENTS, event)
+            except ConflictError:
+                continue
+            except KubeError as error:
+                log.warning("%s/%s: the event %s was lost: %s", job.namespace, job.name, event["reason"], error)
+
+
+def status_patch(raw: Mapping[str, Any], status: RLHFJobStatus) -> Object:
+    """What to merge into a status so that it reads as it should: new values, and null for what goes. Pure."""
+    wanted = status.model_dump(by_alias=True, exclude_none=True, mode="json")
+    patch: Object = {key: value for key, value in wanted.items() if raw.get(key) != value}
+    return patch | {key: None for key in raw if key not in wanted}
