@@ -94,3 +94,14 @@ def test_strange_yaml_is_refused_without_a_traceback(file, text):
     file.write_text(text)
     with pytest.raises(SpecError):
         read_manifest(file)
+
+
+@pytest.mark.parametrize(
+    ("scalar", "value"),
+    [("yes", True), ("off", False), ("n", False), ("010", 8), ("-0_17", -15), ("08", 8), ("2026-01-01", "2026-01-01"),
+     ("'yes'", "yes"), ("!!str yes", "yes"), ("yess", "yess"), ("1e3", 1000.0)],
+)  # fmt: skip
+def test_scalars_are_what_the_api_server_makes_of_them(file, scalar, value):
+    file.write_text(re.sub(r"config:\n", f"config:\n          odd: {scalar}\n", QUICKSTART.read_text()))
+    assert read_manifest(file).spec.models.policy.random.config["odd"] == value
+    assert type(read_manifest(file).spec.models.policy.random.config["odd"]) is type(value)

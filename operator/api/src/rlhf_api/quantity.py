@@ -74,6 +74,7 @@ def _check_cpus(value: Any) -> Any:
 _SCHEMA = WithJsonSchema(
     {
         "anyOf": [{"type": "integer"}, {"type": "string"}],
+        "minimum": 1,
         "pattern": QUANTITY_PATTERN,
         "maxLength": MAX_LENGTH,
         "x-kubernetes-int-or-string": True,
