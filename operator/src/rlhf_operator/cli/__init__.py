@@ -4,17 +4,32 @@ from typing import Annotated
 
 import typer
 
+from rlhf_operator.cli.cluster import apply, events, get, resume, status, suspend
+from rlhf_operator.cli.follow import delete, logs, wait
 from rlhf_operator.cli.local import export, plan, run, validate
 from rlhf_operator.cli.render import render
 
 HELP = """Train language models with reinforcement learning from one manifest.
 
+On this machine:
+
 \b
   rlhf validate examples/*.yaml           is it right?
   rlhf plan examples/01-quickstart.yaml   what would run where?
-  rlhf run examples/01-quickstart.yaml    train on this machine, into runs/quickstart
+  rlhf run examples/01-quickstart.yaml    train here, into runs/quickstart
   rlhf export runs/quickstart my-model    a checkpoint as a Hugging Face folder
   rlhf render job.yaml                    what would be applied on a cluster?
+
+On a cluster that has the operator (also as `kubectl rlhf ...`):
+
+\b
+  rlhf apply job.yaml                     run it there, or change it
+  rlhf get -A                             all jobs: phase, step, reward, GPUs, tries
+  rlhf status job                         one job, and what to do next
+  rlhf logs -f job                        follow its driver
+  rlhf wait job --for Training            for scripts: exit code 0, or 1 if it failed
+  rlhf suspend job; rlhf resume job       free its GPUs, and go on later
+  rlhf delete job --wait                  with all that runs for it
 
 All mistakes in a manifest are told at once, as `path: got X; expected Y. Fix: Z`, with exit code 2.
 """
@@ -41,5 +56,8 @@ def _root(
     pass
 
 
-for command in (validate, plan, run, export, render):
+LOCAL = (validate, plan, run, export, render)
+ON_A_CLUSTER = (apply, get, status, logs, events, wait, suspend, resume, delete)
+
+for command in (*LOCAL, *ON_A_CLUSTER):
     app.command()(command)

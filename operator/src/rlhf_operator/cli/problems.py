@@ -5,10 +5,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import typer
-from rlhf_api import SpecError
+from rlhf_api import FieldError, SpecError
 
 BAD_INPUT = 2
 """Exit code for a mistake that is the user's to mend."""
+
+
+class RefusalError(Exception):
+    """What ends a command: one line for people, and an exit code."""
+
+    def __init__(self, problem: FieldError, exit_code: int = BAD_INPUT) -> None:
+        self.exit_code = exit_code
+        super().__init__(str(problem))
 
 
 @contextmanager

@@ -1,0 +1,175 @@
+"""The commands that stay: wait, logs, delete --wait. Each looks again every second."""
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rlhf_api.status import ConditionType
+
+from rlhf_operator.cli.cluster import KIND
+from rlhf_operator.cli.connection import FAILED, Context, Kubeconfig, Name, Names, Namespace, bad_input, connected
+from rlhf_operator.cli.durations import seconds_in
+
+if TYPE_CHECKING:
+    from rlhf_operator.cli.jobs import Jobs
+
+LOOK_SECONDS = 1.0
+"""Between two looks at a job."""
+TIMED_OUT = 124
+"""Exit code of a wait that took too long, as of timeout(1)."""
+
+Job = Mapping[str, Any]
+Outcome = Literal["reached", "hopeless", "open"]
+Timeout = Annotated[str, typer.Option(metavar="DURATION", help="how long at most, such as 90s, 10m or 1h30m")]
+
+
+def wait(
+    name: Name,
+    condition: Annotated[ConditionType, typer.Option("--for", help="condition to wait for")] = "Succeeded",
+    timeout: Timeout = "1d",
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    r"""Wait until a job has succeeded, or another condition holds, and tell each change meanwhile.
+
+    Exit codes: 0 it holds, 1 the job ended otherwise or was deleted, 124 time is up, 2 no such job or no access.
+
+    \b
+      rlhf wait job                                  until it has succeeded
+      rlhf wait job --for Training --timeout 30m     until it trains
+    """
+    deadline = time.monotonic() + _seconds(timeout)
+    said = ""
+    with connected(namespace, context, kubeconfig) as cluster:
+        job: Job | None = cluster.find(name)
+        while True:
+            if (line := _line(job)) != said:
+                typer.echo(line)
+                said = line
+            match outcome(job, condition):
+                case "reached":
+                    return
+                case "hopeless":
+                    raise typer.Exit(FAILED)
+            if time.monotonic() >= deadline:
+                typer.echo(f"{name}: not {condition} after {timeout}", err=True)
+                raise typer.Exit(TIMED_OUT)
+            time.sleep(LOOK_SECONDS)
+            job = cluster.get(name)
+
+
+def outcome(job: Job | None, wanted: ConditionType) -> Outcome:
+    """Whether a job has come to a condition, or never will any more. One that succeeded has trained.
+
+    Args:
+        job: as it is now; None for one that is gone.
+        wanted: what is waited for.
+    """
+    if job is None:
+        return "hopeless"
+    conditions = (job.get("status") or {}).get("conditions") or []
+    true = {condition["type"] for condition in conditions if condition["status"] == "True"}
+    passed = {"Accepted", "ClusterReady", "Training"} if "Succeeded" in true else set()
+    if wanted in true | passed:
+        return "reached"
+    return "hopeless" if true & {"Succeeded", "Failed"} else "open"
+
+
+def _line(job: Job | None) -> str:
+    if job is None:
+        return "It was deleted."
+    status = job.get("status") or {}
+    message = " ".join((status.get("message") or "").split())
+    return f"{status.get('phase') or 'Not looked at yet'}{': ' if message else ''}{message}"
+
+
+def logs(
+    name: Name,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="until the job ends, over all its tries")] = False,
+    tail: Annotated[int | None, typer.Option(metavar="LINES", min=0, help="begin with the last lines alone")] = None,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Print what a job's driver writes: one line a step, and at the end the summary as JSON.
+
+    With -f the exit code is 0 if the job succeeds, and 1 if it does not.
+    """
+    with connected(namespace, context, kubeconfig) as cluster:
+        reader = _Reader(cluster, tail)
+        job: Job | None = cluster.find(name)
+        if not follow:
+            if not reader.read(job):
+                typer.echo(f"{name}: there is no log now. {_line(job)}", err=True)
+                raise typer.Exit(FAILED)
+            return
+        while outcome(job, "Succeeded") == "open":
+            reader.read(job)
+            time.sleep(LOOK_SECONDS)
+            job = cluster.get(name)
+        reader.read(job)
+        typer.echo(_line(job), err=True)
+        raise typer.Exit(0 if outcome(job, "Succeeded") == "reached" else FAILED)
+
+
+class _Reader:
+    """Prints what is new in the log of a job's current try."""
+
+    def __init__(self, cluster: "Jobs", tail: int | None) -> None:
+        self._cluster = cluster
+        self._tail = tail
+        self._submission = ""
+        self._printed = 0
+
+    def read(self, job: Job | None) -> bool:
+        """Print what came since the last time; whether there is a log at all."""
+        status = (job or {}).get("status") or {}
+        ray_cluster, submission = status.get("rayCluster"), status.get("submissionId")
+        if not ray_cluster or not submission:
+            return False
+        log = self._cluster.driver_log(ray_cluster, submission)
+        if log is None:
+            return False
+        if submission != self._submission:
+            if self._submission:
+                typer.echo(f"--- {submission}", err=True)
+            self._submission, self._printed = submission, 0
+            if self._tail is not None:
+                lines = log.splitlines(keepends=True)
+                self._printed = sum(map(len, lines[: max(len(lines) - self._tail, 0)]))
+                self._tail = None
+        typer.echo(log[self._printed :], nl=False)
+        self._printed = len(log)
+        return True
+
+
+def delete(
+    names: Names,
+    wait: Annotated[bool, typer.Option("--wait", help="until their RayClusters and pods are gone as well")] = False,
+    timeout: Timeout = "5m",
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Delete jobs, with all that runs for them. What they wrote on volumes stays."""
+    deadline = time.monotonic() + _seconds(timeout)
+    with connected(namespace, context, kubeconfig) as cluster:
+        for name in names:
+            cluster.delete(name)
+            typer.echo(f"{KIND}/{name} deleted")
+        for name in names if wait else []:
+            while left := list(cluster.remains(name)):
+                if time.monotonic() >= deadline:
+                    typer.echo(f"{name}: after {timeout} there still is {', '.join(left)}", err=True)
+                    raise typer.Exit(TIMED_OUT)
+                time.sleep(LOOK_SECONDS)
+
+
+def _seconds(timeout: str) -> float:
+    try:
+        return seconds_in(timeout)
+    except ValueError:
+        fix = "write such as 90s, 10m or 1h30m"
+        raise bad_input(f"--timeout: got `{timeout}`; expected a duration. Fix: {fix}") from None
