@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from rlhf_api import SpecError
@@ -73,7 +73,7 @@ class Reconciler:
                 await self._act(job, decision.status, action)
         finally:
             if told:
-                await self._announce(job, decision.status)
+                await self._announce(job, decision.status, seen.now)
         return decision.again_seconds
 
     async def _tell(self, job: JobView, status: RLHFJobStatus) -> bool:
@@ -145,9 +145,9 @@ class Reconciler:
         command = entrypoint(resume=(status.tries or 1) > 1)
         await self._around.rays.submit(head, submission_id, command, {JOB_LABEL: job.name})
 
-    async def _announce(self, job: JobView, status: RLHFJobStatus) -> None:
+    async def _announce(self, job: JobView, status: RLHFJobStatus, now: datetime) -> None:
         """Create the Events of a change; losing one loses nothing that the status does not tell."""
-        for event in events_of(job, status, datetime.now(UTC)):
+        for event in events_of(job, status, now):
             try:
                 await self._around.call(self._kube.create, EVENTS, event)
             except ConflictError:

@@ -48,6 +48,11 @@ TOKEN_KEY = "auth_token"
 """Key of the Secret that KubeRay makes for a cluster's token."""
 
 
+def utc_now() -> datetime:
+    """The time."""
+    return datetime.now(UTC)
+
+
 @dataclass
 class Memory:
     """What is kept of a job between passes; losing it costs requests, nothing else."""
@@ -56,8 +61,8 @@ class Memory:
     terms: Terms | None = None
     trouble: str | None = None
     """Why the last action was refused."""
-    pods_at: float = 0.0
-    """When its pods were looked at last, on the monotonic clock."""
+    pods_at: datetime | None = None
+    """When its pods were looked at last."""
     rendered: tuple[int, Rendered] | None = None
     """The objects of the cluster to come, with the generation they were rendered from."""
     head: tuple[str, Head] | None = None
@@ -67,7 +72,10 @@ class Memory:
 class Surroundings:
     """All that one pass reads."""
 
-    def __init__(self, kube: Kube, rays: RayJobs, store: Store, settings: Settings) -> None:
+    def __init__(
+        self, kube: Kube, rays: RayJobs, store: Store, settings: Settings, clock: Callable[[], datetime] = utc_now
+    ) -> None:
+        self._clock = clock
         self.kube, self.rays, self.store, self.settings = kube, rays, store, settings
         self._memories: dict[str, Memory] = {}
         self._threads = ThreadPoolExecutor(settings.api_connections, thread_name_prefix="kube")
@@ -109,7 +117,7 @@ class Surroundings:
         waits = terms is not None and not (ours and (ours.ready or ours.suspended))
         return Seen(
             job=job,
-            now=datetime.now(UTC),
+            now=self._clock(),
             terms=terms,
             problems=problems,
             cluster=cluster,
@@ -217,8 +225,10 @@ class Surroundings:
         """The pods of a cluster that takes long to get ready, less often the longer it takes."""
         if cluster.ready or cluster.suspended or cluster.deleting:
             return None
-        now, age = time.monotonic(), (datetime.now(UTC) - cluster.created).total_seconds()
-        if age < POD_SECONDS or now - memory.pods_at < min(max(age / 4, POD_SECONDS / 2), 30):
+        now = self._clock()
+        age = (now - cluster.created).total_seconds()
+        rested = (now - memory.pods_at).total_seconds() if memory.pods_at else age
+        if age < POD_SECONDS or rested < min(max(age / 4, POD_SECONDS / 2), 30):
             return None
         memory.pods_at = now
         selector = f"{RAY_CLUSTER_LABEL}={cluster.name}"
