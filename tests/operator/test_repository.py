@@ -44,7 +44,8 @@ def test_there_are_examples():
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.name)
 def test_every_example_is_planned_and_says_how_to_launch_it(file):
     opening = [line for line in file.read_text().split("apiVersion")[0].splitlines() if line.startswith("#")]
-    assert any(f"rlhf run examples/{file.name}" in line for line in opening)
+    launches = (f"rlhf run examples/{file.name}", f"kubectl apply -f examples/{file.name}")
+    assert any(launch in line for line in opening for launch in launches)
     build_plan(read_manifest(file), "runs/example")
 
 

@@ -136,15 +136,10 @@ def _variables(spec: RLHFJobSpec) -> Iterator[FieldError]:
     lists = {"spec.env": spec.env, "spec.head.env": spec.head.env}
     lists |= {f"spec.nodePools[{index}].env": pool.env for index, pool in enumerate(spec.node_pools)}
     for path, variables in lists.items():
-        first: dict[str, int] = {}
         for index, variable in enumerate(variables):
-            here = f"{path}[{index}].name"
             if variable.name in RESERVED_ENV:
                 expected = "another variable: the operator and KubeRay set this one"
-                yield FieldError(here, f"`{variable.name}`", expected, "remove it")
-            if first.setdefault(variable.name, index) != index:
-                expected = f"another than {path}[{first[variable.name]}].name"
-                yield FieldError(here, f"`{variable.name}` again", expected, "remove one of the two")
+                yield FieldError(f"{path}[{index}].name", f"`{variable.name}`", expected, "remove it")
 
 
 CHECKS: tuple[Check, ...] = (

@@ -1,0 +1,55 @@
+"""What the tests of the operator share."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rlhf_api import RLHFJob
+from rlhf_operator.cluster_plan import plan_cluster
+from rlhf_operator.manifests import Owner, render
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+MODULES = Path(os.environ.get("GOMODCACHE") or Path.home() / "go" / "pkg" / "mod")
+KUBERAY_CRD = "config/crd/bases/ray.io_rayclusters.yaml"
+PLACES = (
+    (CACHE, f"rlhf-operator/cluster/bin/kuberay-*/{KUBERAY_CRD}"),
+    (MODULES, f"github.com/ray-project/kuberay/ray-operator@v1.6.0/{KUBERAY_CRD}"),
+)
+
+
+@pytest.fixture(scope="session")
+def kuberay_crd() -> dict[str, Any]:
+    """KubeRay's CustomResourceDefinition, as the test cluster's build or Go's module cache has it."""
+    found = next((file for folder, pattern in PLACES for file in sorted(folder.glob(pattern))), None)
+    if found is None:
+        pytest.skip("no CRD of KubeRay here: e2e/kind/build.sh kuberay fetches it")
+    crd: dict[str, Any] = yaml.load(found.read_text(), Loader=yaml.CSafeLoader)
+    return crd
+
+
+@pytest.fixture
+def cluster_manifest(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The smallest manifest for a cluster: eight GPUs, an image, and roles beside each other."""
+    manifest["spec"] |= {
+        "image": "runtime:1",
+        "nodePools": [{"name": "gpu", "gpusPerNode": 8, "memory": "64Gi"}],
+        "placement": {
+            "groups": [{"name": "all", "pool": "gpu", "workers": 8, "roles": ["policy", "critic", "reference"]}]
+        },
+    }
+    manifest["spec"]["placement"]["groups"][0]["roles"] += ["rollout", "reward"]
+    return manifest
+
+
+@pytest.fixture
+def rendered():
+    """Renders a manifest: the objects of cluster 1 by their kind."""
+
+    def rendered(manifest: dict[str, Any], cluster: int = 1, **options: Any) -> dict[str, Any]:
+        owner = Owner("uid-1", manifest["metadata"]["name"], "team")
+        plan = plan_cluster(RLHFJob.parse(manifest))
+        return {made["kind"]: made for made in render(plan, owner, cluster, **options).objects}
+
+    return rendered
