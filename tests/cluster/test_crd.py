@@ -129,7 +129,7 @@ BAD: list[tuple[str, Callable[[Json], Any], str]] = [
     (
         "a pool that is not there",
         lambda spec: grouped(spec, {"roles": ROLES, "pool": "q"}),
-        "got a group whose pool does not exist; expected a pool of spec.nodePools",
+        'group `g0`: got pool `q`; expected one of ["p"]. Fix: name a pool',
     ),
     (
         "a role twice",
@@ -146,23 +146,23 @@ BAD: list[tuple[str, Callable[[Json], Any], str]] = [
     (
         "more GPUs than the pool",
         lambda spec: grouped(spec, {"roles": ROLES, "workers": 17}, nodes=2, gpusPerNode=8),
-        "got a group of more GPUs (workers times gpusPerWorker, by default 1) than its pool has",
+        "group `g0`: got 17 workers of 1 GPUs; expected at most the 8 GPUs on each of 2 nodes of pool `p`. Fix:",
     ),
     (
         "more GPUs than a node",
         lambda spec: grouped(spec, {"roles": ROLES, "workers": 16, "strategy": "STRICT_PACK"}, nodes=2, gpusPerNode=8),
-        "got a STRICT_PACK group of more GPUs (workers times gpusPerWorker, by default 1) than one node",
+        "group `g0`: got 16 workers of 1 GPUs on one node (STRICT_PACK); expected at most the 8 GPUs of a node",
     ),
     (
         "more bundles than nodes",
         lambda spec: grouped(spec, {"roles": ROLES, "workers": 3, "strategy": "STRICT_SPREAD"}, nodes=2),
-        "got a STRICT_SPREAD group of more bundles (workers, or engines) than its pool has nodes",
+        "group `g0`: got 3 workers, each or each engine on a node of its own (STRICT_SPREAD)",
     ),
     ("bounds", lambda spec: spec["nodePools"][0].update(minNodes=2), "expected minNodes <= nodes <= maxNodes"),
     (
         "a training pool that scales",
         lambda spec: grouped(spec, {"roles": ROLES}, maxNodes=2),
-        "got a pool that scales for other roles than rollout",
+        "group `g0`: got pool `p`, which scales; expected minNodes and maxNodes equal to nodes",
     ),
     ("all roles on a pool that scales", lambda spec: spec["nodePools"][0].update(maxNodes=2), "without a placement"),
     ("pools of one name", lambda spec: spec["nodePools"].append({"name": "local"}), "Duplicate value"),

@@ -4,6 +4,7 @@ The clear cases alone, so that `kubectl apply` answers at once; the operator che
 Expressions cost by the most items that a list may have, so each list here has a `maxItems` in its model.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlhf_api.algorithm import ALGORITHMS
@@ -24,6 +25,10 @@ ADJUSTABLE = frozenset(
 """Fields of a spec that take effect at any time."""
 IDENTITY = ("models", "algorithm", "data.prompts", "data.batchSize", "data.seed")
 """Fields of a spec that its checkpoints were trained from: they stay as they are once the job has started."""
+
+
+Culprits = Sequence[tuple[str, str]]
+"""Names, each with the CEL condition under which it is wrong."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,7 @@ class Rule:
         return rule | {key: value for key, value in optional.items() if value is not None}
 
 
-def _listed(culprits: list[tuple[str, str]]) -> str:
+def _listed(culprits: Culprits) -> str:
     """A CEL text of the names whose condition holds, each after a space.
 
     `join` would read better, but the API server takes its result to be of any size, and so too costly.
@@ -95,14 +100,19 @@ _SOURCES = (
 )
 
 
-def _no_group(culprit: str, message: str) -> Rule:
-    """A rule about a group `g` and its pool `p`: no pair may be a culprit."""
+def _no_group(culprit: str, message: str, shown: str, *arguments: str) -> Rule:
+    """A rule about a group `g` and its pool `p`: no pair may be a culprit.
+
+    `shown` and its arguments tell of the first group that is one, `message` of any.
+    """
     groups = "self.placement.groups"
+    told = f"self.nodePools.filter(p, p.name == g.pool).map(p, '{shown}'.format([{', '.join(arguments)}]))[0]"
     return Rule(
         "spec",
         f"!has(self.placement) || {groups}.all(g, self.nodePools.all(p, p.name != g.pool || !({culprit})))",
         message,
-        field=".placement",
+        f"{groups}.filter(g, self.nodePools.exists(p, p.name == g.pool && {culprit})).map(g, {told})[0]",
+        ".placement",
     )
 
 
@@ -131,8 +141,10 @@ _MISSING = [
     (role, f"({_NEEDED.get(role, 'true')}) && !self.placement.groups.exists(g, '{role}' in g.roles)") for role in ROLES
 ]
 
+_LOST = "self.placement.groups.filter(g, !self.nodePools.exists(p, p.name == g.pool))"
 
-def _none(culprits: list[tuple[str, str]]) -> str:
+
+def _none(culprits: Culprits) -> str:
     return " && ".join(f"!({holds})" for _, holds in culprits)
 
 
@@ -140,8 +152,10 @@ _PLACEMENT = (
     Rule(
         "spec",
         "!has(self.placement) || self.placement.groups.all(g, self.nodePools.exists(p, p.name == g.pool))",
-        "got a group whose pool does not exist; expected a pool of spec.nodePools. Fix: correct the group's `pool`",
-        field=".placement",
+        "a group's pool does not exist. Fix: name a pool of spec.nodePools",
+        f"{_LOST}.map(g, 'group `%s`: got pool `%s`; expected one of %s. Fix: name a pool of spec.nodePools'"
+        ".format([g.name, g.pool, self.nodePools.map(p, p.name)]))[0]",
+        ".placement",
     ),
     Rule(
         "spec.placement",
@@ -166,18 +180,25 @@ _PLACEMENT = (
     ),
     _no_group(
         f"{_GPUS} > double(p.nodes * p.gpusPerNode) + 0.0001",
-        "got a group of more GPUs (workers times gpusPerWorker, by default 1) than its pool has; expected at most nodes"
-        " times gpusPerNode. Fix: lower workers, or raise nodes or gpusPerNode; `rlhf plan` shows the arithmetic",
+        "a group needs more GPUs than its pool has. Fix: lower workers, or raise nodes or gpusPerNode",
+        "group `%s`: got %d workers of %s GPUs; expected at most the %d GPUs on each of %d nodes of pool `%s`."
+        " Fix: lower workers, or raise nodes or gpusPerNode",
+        *("g.name", "g.workers", _GPUS_PER_WORKER, "p.gpusPerNode", "p.nodes", "p.name"),
     ),
     _no_group(
         f"{_alone('STRICT_PACK')} && {_GPUS} > double(p.gpusPerNode) + 0.0001",
-        "got a STRICT_PACK group of more GPUs (workers times gpusPerWorker, by default 1) than one node of its pool"
-        " has; expected at most gpusPerNode. Fix: use PACK, lower workers, or raise gpusPerNode",
+        "a STRICT_PACK group needs more GPUs than a node of its pool has. Fix: use PACK, or raise gpusPerNode",
+        "group `%s`: got %d workers of %s GPUs on one node (STRICT_PACK); expected at most the %d GPUs of a node of"
+        " pool `%s`. Fix: use PACK, lower workers, or raise gpusPerNode",
+        *("g.name", "g.workers", _GPUS_PER_WORKER, "p.gpusPerNode", "p.name"),
     ),
     _no_group(
         f"{_alone('STRICT_SPREAD')} && {_BUNDLES} > p.nodes",
-        "got a STRICT_SPREAD group of more bundles (workers, or engines) than its pool has nodes; expected a node for"
-        " each. Fix: use SPREAD, lower workers, or raise nodes",
+        "a STRICT_SPREAD group has more bundles than its pool has nodes. Fix: use SPREAD, or raise nodes",
+        "group `%s`: got %d workers, each or each engine on a node of its own (STRICT_SPREAD); expected at most the %d"
+        " nodes of pool `%s`."
+        " Fix: use SPREAD, lower workers, or raise nodes",
+        *("g.name", "g.workers", "p.nodes", "p.name"),
     ),
     Rule(
         "spec.nodePools[]",
@@ -186,8 +207,10 @@ _PLACEMENT = (
     ),
     _no_group(
         f"{_SCALES} && !(g.roles.all(r, r == 'rollout'))",
-        "got a pool that scales for other roles than rollout; expected minNodes and maxNodes equal to nodes: only"
-        " rollouts scale. Fix: remove both, or give the rollout a pool of its own",
+        "a pool that scales has other roles than rollout. Fix: remove its minNodes and maxNodes",
+        "group `%s`: got pool `%s`, which scales; expected minNodes and maxNodes equal to nodes: only rollouts scale."
+        " Fix: remove both, or give the rollout a pool of its own",
+        *("g.name", "p.name"),
     ),
     Rule(
         "spec",
@@ -211,7 +234,7 @@ _RUNS = f"({_PHASE} in ['Provisioning', 'Training', 'Restarting'])"
 _ENDED = f"({_PHASE} in ['Succeeded', 'Failed'])"
 
 
-def _changed(fields: tuple[str, ...]) -> list[tuple[str, str]]:
+def _changed(fields: tuple[str, ...]) -> Culprits:
     """The fields, each with the condition that it is not as it was."""
     paths = [(field, f"self.spec.{field}", f"oldSelf.spec.{field}") for field in fields]
     return [(field, f"(has({new}) != has({old}) || (has({new}) && {new} != {old}))") for field, new, old in paths]
