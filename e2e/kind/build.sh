@@ -44,23 +44,24 @@ folder() {
   echo "$cache/bin/$1-${key:0:12}"
 }
 
+target() {
+  local module _
+  read -r module _ <<<"$(describe "$1")"
+  echo "$(folder "$module")/$1"
+}
+
 build() {
-  local name=$1 module package minutes target log started=$SECONDS
+  local name=$1 target=$2 module package minutes log=$2.log started=$SECONDS
   read -r module package minutes <<<"$(describe "$name")"
-  target=$(folder "$module")/$name
-  if [[ ! -x $target ]]; then
-    command -v go >/dev/null || fail "no Go on the PATH, needed to build $name. Fix: install Go 1.26 or later (https://go.dev/dl)"
-    log=$target.log
-    mkdir -p "${target%/*}"
-    echo "building $name (about $minutes min on two cores, once; log: $log)" >&2
-    (cd "$here/programs/$module" && GOTOOLCHAIN=local CGO_ENABLED=0 \
-      go build -trimpath -buildvcs=false -ldflags "$(link_flags "$module")" -o "$target.new" "$package") >"$log" 2>&1 ||
-      { tail -n 20 "$log" >&2; fail "$name was not built; the whole log: $log"; }
-    copy_files "$name" "${target%/*}"
-    mv "$target.new" "$target"
-    echo "built $name in $((SECONDS - started)) s" >&2
-  fi
-  echo "$name $target"
+  command -v go >/dev/null || fail "no Go on the PATH, needed to build $name. Fix: install Go 1.26 or later (https://go.dev/dl)"
+  echo "building $name (about $minutes min on two cores, once; log: $log)" >&2
+  mkdir -p "${target%/*}"
+  (cd "$here/programs/$module" && GOTOOLCHAIN=local CGO_ENABLED=0 \
+    go build -trimpath -buildvcs=false -ldflags "$(link_flags "$module")" -o "$target.new" "$package") >"$log" 2>&1 ||
+    { tail -n 20 "$log" >&2; fail "$name was not built; the whole log: $log"; }
+  copy_files "$name" "${target%/*}"
+  mv "$target.new" "$target"
+  echo "built $name in $((SECONDS - started)) s" >&2
 }
 
 # What else of a module the cluster uses is kept beside its program, where it needs no module cache.
@@ -83,5 +84,12 @@ copy_from() { # program, module, folder in the module, target
 (($#)) || set -- "${control_plane[@]}"
 mkdir -p "$cache"
 exec 9>"$cache/build.lock"
-flock -n 9 || { echo "waiting for another build of the cluster's programs" >&2; flock 9; }
-for program; do build "$program"; done
+for program; do
+  target=$(target "$program")
+  if [[ ! -x $target ]]; then
+    flock -n 9 || { echo "waiting for another build of the cluster's programs" >&2; flock 9; }
+    [[ -x $target ]] || build "$program" "$target"
+    flock -u 9
+  fi
+  echo "$program $target"
+done
