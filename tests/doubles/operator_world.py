@@ -157,6 +157,8 @@ class FakeRays:
         self.heads: dict[str, dict[str, DriverView]] = {}
         self.submitted: list[tuple[str, str]] = []
         self.away = False
+        self.on_submit: Callable[[str], None] = lambda submission_id: None
+        """Called with each submission that is new to its head."""
 
     async def look(self, head: Head, submission_id: str) -> DriverView:
         if self.away:
@@ -168,6 +170,7 @@ class FakeRays:
             raise UnreachableError("no connection could be made")
         jobs = self.heads.setdefault(head.service, {})
         if submission_id not in jobs:
+            self.on_submit(submission_id)
             self.submitted.append((submission_id, entrypoint))
             jobs[submission_id] = DriverView("pending")
 
@@ -252,6 +255,10 @@ class World:
         """One pass, after everything was heard of."""
         self.store.replace_clusters(self.kube.list(RAYCLUSTERS))
         self.store.replace_jobs(self.kube.list(RLHFJOBS))
+        return self.pass_from_memory(key)
+
+    def pass_from_memory(self, key: Key = (NAMESPACE, "math")) -> float | None:
+        """One pass on what is remembered by now."""
         return asyncio.run(self._pass_over(key))
 
     async def _pass_over(self, key: Key) -> float | None:

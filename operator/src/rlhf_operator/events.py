@@ -56,7 +56,7 @@ def _is_news(before: Condition | None, after: Condition) -> bool:
         return False
     if after.reason in TROUBLE or after.reason in STEPS:
         return True
-    return after.status == "True" and after.type != "Accepted"
+    return after.status == "True" and after.type not in ("Accepted", "PlacementFeasible")
 
 
 def _kind(condition: Condition) -> Literal["Normal", "Warning"]:

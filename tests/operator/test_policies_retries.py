@@ -1,0 +1,71 @@
+"""What the end of a try means, and when the next one may begin."""
+
+import pytest
+from operator_values import at, failure, status, terms
+from rlhf_api.run_end import RunEnd
+from rlhf_operator.observe import DriverView
+from rlhf_operator.policies.retries import end_of, exhausted, not_before
+
+
+def ended(code, **changes):
+    return end_of(DriverView("failed", exit_code=code, **changes))
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "reason", "fatal"),
+    [
+        (1, "Program", "Unexpected", False),
+        (2, "Program", "BadInput", True),
+        (3, "Program", "RewardFailed", False),
+        (4, "Program", "NotFinite", True),
+        (5, "Infrastructure", "InfrastructureLost", False),
+        (6, "Program", "CheckpointFailed", False),
+        (130, "Infrastructure", "Interrupted", False),
+        (143, "Infrastructure", "Interrupted", False),
+        (-9, "Program", "Unexpected", False),
+    ],
+)
+def test_an_exit_code_says_whose_fault_it_was(code, kind, reason, fatal):
+    end = ended(code)
+    assert (end.kind, end.reason, end.fatal) == (kind, reason, fatal)
+
+
+def test_a_driver_that_goes_on_has_not_ended():
+    for state in ("unknown", "pending", "running", "unreachable"):
+        assert end_of(DriverView(state)) is None
+
+
+def test_success_is_nobodys_fault():
+    assert end_of(DriverView("succeeded")).kind is None
+
+
+def test_the_last_line_of_the_log_tells_more_than_rays_message():
+    log = "step 1\n" + RunEnd.of(5, "worker actor-3 was lost").line({"steps": 4})
+    end = end_of(DriverView("failed", message="Job entrypoint command failed", exit_code=1, log=log))
+    assert (end.kind, end.reason) == ("Infrastructure", "InfrastructureLost")
+    assert "worker actor-3 was lost" in end.message
+
+
+def test_what_ray_could_not_run_counts_against_the_infrastructure():
+    assert ended(None, error_type="JOB_SUPERVISOR_ACTOR_DIED", message="node died").kind == "Infrastructure"
+    assert ended(None, error_type="RUNTIME_ENV_SETUP_FAILURE").kind == "Program"
+
+
+def test_who_stops_the_driver_means_it():
+    assert end_of(DriverView("stopped")).fatal
+
+
+def test_limits_count_failures_apart():
+    asked = terms(backoff_limit=1, infrastructure_backoff_limit=0)
+    assert exhausted(asked, status(program_failures=1)) is None
+    assert "backoffLimit of 1" in exhausted(asked, status(program_failures=2))
+    assert "infrastructureBackoffLimit of 0" in exhausted(asked, status(infrastructure_failures=1))
+
+
+def test_delays_double_up_to_a_bound():
+    delays = [
+        (not_before(status(failures=[failure(100)], program_failures=count), 10) - at(100)).total_seconds()
+        for count in (1, 2, 3, 4, 40)
+    ]
+    assert delays == [10, 20, 40, 80, 300]
+    assert not_before(status(), 10) is None
