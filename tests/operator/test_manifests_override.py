@@ -46,7 +46,7 @@ def test_containers_merge_by_name_and_their_named_items_take_the_place_of_ours(p
     container = {
         "name": "ray",
         "imagePullPolicy": "Never",
-        "env": [{"name": "HOME", "value": "/data"}, {"name": "NEW", "valueFrom": {"fieldRef": {"fieldPath": "a"}}}],
+        "env": [{"name": "HOME", "valueFrom": {"fieldRef": {"fieldPath": "a"}}}, {"name": "NEW"}],
         "volumeMounts": [{"name": "rlhf-tmp", "mountPath": "/var/tmp"}, {"name": "fast", "mountPath": "/fast"}],
         "resources": {"limits": {"ephemeral-storage": "1Ti"}},
     }
@@ -55,7 +55,7 @@ def test_containers_merge_by_name_and_their_named_items_take_the_place_of_ours(p
     [ray] = spec["containers"]
     env = {variable["name"]: variable for variable in ray["env"]}
     assert (ray["image"], ray["imagePullPolicy"]) == ("runtime:1", "Never")
-    assert env["HOME"] == {"name": "HOME", "value": "/data"}
+    assert "value" not in env["HOME"]  # ours was one
     assert {"NEW", "RAY_USAGE_STATS_ENABLED"} <= env.keys()
     assert ray["resources"]["limits"].keys() == {"memory", "nvidia.com/gpu", "ephemeral-storage"}
     assert {"/tmp", "/var/tmp", "/fast"} <= {mount["mountPath"] for mount in ray["volumeMounts"]}
@@ -75,6 +75,14 @@ def test_an_override_changes_nothing_of_the_manifest_or_of_other_pods(cluster_ma
     before = rendered(cluster_manifest)["RayCluster"]["spec"]["headGroupSpec"]
     pod({"containers": [{"name": "ray", "env": [{"name": "HOME", "value": "/x"}]}], "securityContext": {"fsGroup": 5}})
     assert rendered(cluster_manifest)["RayCluster"]["spec"]["headGroupSpec"] == before
+
+
+def test_who_changes_what_was_rendered_changes_nothing_that_is_rendered_later(cluster_manifest, rendered):
+    made = rendered(cluster_manifest)["RayCluster"]["spec"]["headGroupSpec"]["template"]["spec"]
+    made["securityContext"]["runAsUser"] = made["containers"][0]["securityContext"]["capabilities"]["drop"] = None
+    again = rendered(cluster_manifest)["RayCluster"]["spec"]["headGroupSpec"]["template"]["spec"]
+    assert again["securityContext"]["runAsUser"] == 1000
+    assert again["containers"][0]["securityContext"]["capabilities"]["drop"] == ["ALL"]
 
 
 def ray(**fields):
