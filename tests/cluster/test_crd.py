@@ -60,10 +60,10 @@ class Jobs:
 
 
 @pytest.fixture(scope="module")
-def installed(cluster: ControlPlane) -> ControlPlane:
-    cluster.kubectl("apply", "--server-side", "-f", CRD)
-    cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd/rlhfjobs.rlhf-operator.io")
-    return cluster
+def installed(api_server: ControlPlane) -> ControlPlane:
+    api_server.kubectl("apply", "--server-side", "-f", CRD)
+    api_server.kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd/rlhfjobs.rlhf-operator.io")
+    return api_server
 
 
 @pytest.fixture
@@ -429,4 +429,4 @@ def test_explain_reads_well(installed: ControlPlane) -> None:
         "enum: PACK, SPREAD, STRICT_PACK, STRICT_SPREAD",
     ):
         assert line in text
-    assert "-required-" in installed.kubectl("explain", "rlhfjob.spec.nodePools.name")
+    assert "name\t<string> -required-" in installed.kubectl("explain", "rlhfjob.spec.nodePools")
