@@ -62,8 +62,14 @@ class Head:
                 time.sleep(0.2)
         pytest.fail(f"Ray's head does not answer:\n{self.log.read_text()}")
 
-    def submit(self, entrypoint: str, submission: str) -> None:
-        answer = self.call("POST", "/api/jobs/", json={"entrypoint": entrypoint, "submission_id": submission})
+    def submit(self, entrypoint: str, submission: str, seconds: float = 120) -> None:
+        """Submit; the head answers a while before it has an agent that could start a driver."""
+        deadline = time.monotonic() + seconds
+        while True:
+            answer = self.call("POST", "/api/jobs/", json={"entrypoint": entrypoint, "submission_id": submission})
+            if "No available agent" not in answer.text or time.monotonic() > deadline:
+                break
+            time.sleep(0.2)
         assert answer.status_code == 200, answer.text
 
     def job(self, submission: str) -> dict[str, Any]:

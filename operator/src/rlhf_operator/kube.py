@@ -290,25 +290,6 @@ class Kube:
         finally:
             response.release_conn()
 
-    def proxied(self, namespace: str, service: str, path: str, headers: Mapping[str, str]) -> Object:
-        """What a service answers a GET through the API server's proxy, as JSON.
-
-        Args:
-            namespace: where the service lies.
-            service: its name and port, `NAME:PORT`.
-            path: below the service's root.
-            headers: for the service; the proxy keeps `Authorization` for itself.
-
-        Raises:
-            KubeError: when the API server or the service refuses.
-        """
-        url = f"/api/v1/namespaces/{quote(namespace)}/services/{quote(service)}/proxy/{path}"
-        response = self._send("GET", url, None, headers)
-        if response.status >= 400:
-            raise _error(response.status, response.data)
-        answer: Object = json.loads(response.data)
-        return answer
-
     def access(self) -> Access:
         """What it takes to speak through this API server's proxy.
 

@@ -121,11 +121,19 @@ class RayJobs:
         except (UnreachableError, ValidationError):
             return None
 
+    async def log(self, head: Head, submission_id: str) -> str:
+        """All that a driver has written.
+
+        Raises:
+            UnreachableError: when Ray does not answer, or does not know it.
+        """
+        response = await self._send(head, "GET", DASHBOARD_PORT, f"/api/jobs/{submission_id}/logs")
+        return str(_mapping(response).get("logs", ""))
+
     async def _log_end(self, head: Head, submission_id: str) -> str:
         try:
-            response = await self._send(head, "GET", DASHBOARD_PORT, f"/api/jobs/{submission_id}/logs")
-            return str(_mapping(response)["logs"])[-LOG_BYTES:]
-        except (UnreachableError, KeyError):
+            return (await self.log(head, submission_id))[-LOG_BYTES:]
+        except UnreachableError:
             return ""
 
     async def _send(

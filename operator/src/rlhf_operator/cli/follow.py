@@ -1,7 +1,6 @@
 """The commands that stay: wait, logs, delete --wait. Each looks again every second."""
 
 import time
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -19,7 +18,8 @@ LOOK_SECONDS = 1.0
 TIMED_OUT = 124
 """Exit code of a wait that took too long, as of timeout(1)."""
 
-Job = Mapping[str, Any]
+Job = dict[str, Any]
+"""An RLHFJob as the API server gives it."""
 Outcome = Literal["reached", "hopeless", "open"]
 Timeout = Annotated[str, typer.Option(metavar="DURATION", help="how long at most, such as 90s, 10m or 1h30m")]
 
@@ -57,7 +57,7 @@ def wait(
                 typer.echo(f"{name}: not {condition} after {timeout}", err=True)
                 raise typer.Exit(TIMED_OUT)
             time.sleep(LOOK_SECONDS)
-            job = cluster.get(name)
+            job = cluster.look_again(name, job)
 
 
 def outcome(job: Job | None, wanted: ConditionType) -> Outcome:
@@ -102,13 +102,13 @@ def logs(
         job: Job | None = cluster.find(name)
         if not follow:
             if not reader.read(job):
-                typer.echo(f"{name}: there is no log now. {_line(job)}", err=True)
+                typer.echo(f"{name}: no log can be had now ({reader.trouble}). {_line(job)}", err=True)
                 raise typer.Exit(FAILED)
             return
         while outcome(job, "Succeeded") == "open":
             reader.read(job)
             time.sleep(LOOK_SECONDS)
-            job = cluster.get(name)
+            job = cluster.look_again(name, job)
         reader.read(job)
         typer.echo(_line(job), err=True)
         raise typer.Exit(0 if outcome(job, "Succeeded") == "reached" else FAILED)
@@ -118,19 +118,25 @@ class _Reader:
     """Prints what is new in the log of a job's current try."""
 
     def __init__(self, cluster: "Jobs", tail: int | None) -> None:
+        self.trouble = ""
         self._cluster = cluster
         self._tail = tail
         self._submission = ""
         self._printed = 0
 
     def read(self, job: Job | None) -> bool:
-        """Print what came since the last time; whether there is a log at all."""
+        """Print what came since the last time; whether there is a log at all, and if not, why: `trouble`."""
+        from rlhf_operator.cli.jobs import UnreachableError
+
         status = (job or {}).get("status") or {}
         ray_cluster, submission = status.get("rayCluster"), status.get("submissionId")
         if not ray_cluster or not submission:
+            self.trouble = "no driver was submitted"
             return False
-        log = self._cluster.driver_log(ray_cluster, submission)
-        if log is None:
+        try:
+            log = self._cluster.driver_log(ray_cluster, submission)
+        except UnreachableError as error:
+            self.trouble = str(error)
             return False
         if submission != self._submission:
             if self._submission:

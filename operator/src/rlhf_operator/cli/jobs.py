@@ -1,5 +1,6 @@
 """RLHFJobs on a cluster, as commands need them. Imports the client, so commands import this when they run."""
 
+import asyncio
 import base64
 import re
 from collections.abc import Iterator, Mapping
@@ -26,13 +27,13 @@ from rlhf_operator.kube import (
     UnavailableError,
 )
 from rlhf_operator.manifests.names import JOB_LABEL
-from rlhf_operator.manifests.ports import DASHBOARD
+from rlhf_operator.ray_jobs import Head, RayJobs, UnreachableError
 
 MANAGER = "rlhf"
 """Field manager of what a person asks for."""
 Verb = Literal["created", "configured", "unchanged"]
 
-__all__ = ["Jobs", "KubeError", "NoClusterError", "refusal_of", "time_of_event"]
+__all__ = ["Jobs", "KubeError", "NoClusterError", "UnreachableError", "refusal_of", "time_of_event"]
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,17 @@ class Jobs:
             KubeError: when the API server refuses.
         """
         return self.kube.get(RLHFJOBS, self.namespace, name)
+
+    def look_again(self, name: str, before: Object | None) -> Object | None:
+        """A job as it is now; as it was before while the API server is away.
+
+        Raises:
+            KubeError: when the API server refuses.
+        """
+        try:
+            return self.get(name)
+        except UnavailableError:
+            return before
 
     def find(self, name: str) -> Object:
         """A job that has to be there.
@@ -155,20 +167,27 @@ class Jobs:
 
         return sorted(filter(belongs, self.kube.list(EVENTS, self.namespace).items), key=time_of_event)
 
-    def driver_log(self, ray_cluster: str, submission_id: str) -> str | None:
-        """All that a driver has written, from Ray's job API; None where Ray or the try is gone.
+    def driver_log(self, ray_cluster: str, submission_id: str) -> str:
+        """All that a driver has written, from Ray's job API.
 
         Raises:
-            ForbiddenError: when the token or the head's service may not be used.
+            UnreachableError: where Ray or the try is gone.
+            KubeError: when the API server refuses, such as to show the cluster's token.
         """
+        cluster = self.kube.get(RAYCLUSTERS, self.namespace, ray_cluster)
+        if cluster is None:
+            raise UnreachableError("its RayCluster is gone")
+        service = cluster.get("status", {}).get("head", {}).get("serviceName") or f"{ray_cluster}-head-svc"
         secret = self.kube.get(SECRETS, self.namespace, ray_cluster)
-        token = base64.b64decode(secret["data"]["auth_token"]).decode() if secret else ""
-        headers = {"X-Ray-Authorization": f"Bearer {token}"} if token else {}
-        service, path = f"{ray_cluster}-head-svc:{DASHBOARD.number}", f"api/jobs/{submission_id}/logs"
+        token = base64.b64decode(secret["data"]["auth_token"]).decode() if secret else None
+        return asyncio.run(self._driver_log(Head(self.namespace, service, token), submission_id))
+
+    async def _driver_log(self, head: Head, submission_id: str) -> str:
+        ray = RayJobs(self.kube.access())
         try:
-            return str(self.kube.proxied(self.namespace, service, path, headers)["logs"])
-        except (NotFoundError, UnavailableError):
-            return None
+            return await ray.log(head, submission_id)
+        finally:
+            await ray.close()
 
 
 def time_of_event(event: Mapping[str, object]) -> str:
