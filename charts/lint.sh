@@ -9,12 +9,11 @@ chart=charts/rlhf-operator
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/rlhf-operator
 out=build/charts
 kubernetes=1.34.0
-site=$(.venv/bin/python -c 'import kubernetes_validate; print(kubernetes_validate.__path__[0])')
 
 programs=$(e2e/kind/build.sh helm kubeconform kuberay)
 path_of() { awk -v name="$1" '$1 == name {print $2}' <<<"$programs"; }
 helm=$(path_of helm)
-definitions=$(dirname "$(path_of kuberay)")/crds
+definitions=$(dirname "$(path_of kuberay)")/config/crd/bases
 
 rm -rf "$out"
 mkdir -p "$out/rendered" "$out/schemas"
@@ -29,12 +28,9 @@ for example in examples/*.yaml; do
     >"$out/rendered/$(basename "$example")"
 done
 
-# Schemas of the definitions, and beside them those of Kubernetes itself, which kubernetes-validate brings along.
-.venv/bin/python charts/export_schemas.py "$out/schemas" crds/*.yaml "$definitions"/*.yaml
-"$(path_of kubeconform)" -strict -summary -kubernetes-version "$kubernetes" \
-  -schema-location "$out/schemas/{{.ResourceKind}}{{.KindSuffix}}.json" \
-  -schema-location "$site/kubernetes-json-schema/{{.NormalizedKubernetesVersion}}-local{{.StrictSuffix}}/{{.ResourceKind}}{{.KindSuffix}}.json" \
-  -skip ServiceMonitor examples "$out/rendered"
+.venv/bin/python charts/export_schemas.py --kubernetes "$kubernetes" "$out/schemas" crds/*.yaml "$definitions"/*.yaml
+"$(path_of kubeconform)" -strict -summary -kubernetes-version "$kubernetes" -skip ServiceMonitor \
+  -schema-location "$out/schemas/{{.ResourceKind}}{{.KindSuffix}}.json" examples "$out/rendered"
 
 if ! cmp --silent requirements/checkov.txt "$cache/checkov/installed.txt"; then
   echo "installing checkov into $cache/checkov" >&2

@@ -8,7 +8,7 @@ ARG BASE_IMAGE=python:3.11-slim-bookworm
 
 FROM ${BASE_IMAGE} AS dependencies
 # Behind a proxy with a certificate authority of its own: its file, mounted into the build.
-ARG SSL_CERT_FILE
+ARG PIP_CERT
 WORKDIR /build
 COPY requirements/operator.txt requirements/
 RUN python3 -m venv /opt/rlhf \
@@ -18,6 +18,7 @@ RUN python3 -m venv /opt/rlhf \
 
 # Our own code in a stage and a layer apart: when it changes, the dependencies stay as they are.
 FROM dependencies AS code
+ARG PIP_CERT
 COPY requirements/build.txt requirements/
 RUN python3 -m venv /build/tools \
  && /build/tools/bin/python -m pip install --no-cache-dir --disable-pip-version-check --require-hashes \

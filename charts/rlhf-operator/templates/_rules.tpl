@@ -11,10 +11,10 @@
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
   resources: [configmaps]
-  verbs: [get, create, patch]
+  verbs: [create, patch, delete]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
-  verbs: [get, create, patch]
+  verbs: [create, patch, delete]
 # The token of a job's Ray cluster. RBAC can tell a Secret by its name alone, and these get theirs with the job.
 - apiGroups: [""]
   resources: [secrets]
@@ -25,16 +25,18 @@
   verbs: [list]
 - apiGroups: [""]
   resources: [events]
-  verbs: [create, patch]
+  verbs: [create]
 {{- end -}}
 
-{{/* What has no namespace: nodes, for PlacementFeasible; KubeRay's CRD, to refuse what it would drop. */}}
+{{/*
+What has no namespace: nodes, for PlacementFeasible; definitions, to notice KubeRay when it is installed later, and to
+refuse what its own would drop.
+*/}}
 {{- define "rlhf-operator.clusterRules" -}}
 - apiGroups: [""]
   resources: [nodes]
   verbs: [list]
 - apiGroups: [apiextensions.k8s.io]
   resources: [customresourcedefinitions]
-  resourceNames: [rayclusters.ray.io]
-  verbs: [get]
+  verbs: [get, list, watch]
 {{- end -}}
