@@ -365,12 +365,13 @@ IMAGE, TOLERATIONS = {"image": "other"}, {"nodePools": [{"name": "local", "toler
 
 
 def test_before_it_starts_all_of_a_job_can_change(jobs: Jobs, job: Json) -> None:
+    set_status(jobs, phase="Pending", startTime="2026-01-01T00:00:00Z")
     for patch in (MODEL, ROWS, IMAGE, TOLERATIONS):
         assert jobs.change("job", {"spec": patch}) is None
 
 
 def test_while_a_cluster_runs_only_limits_and_suspend_can_change(jobs: Jobs, job: Json) -> None:
-    set_status(jobs, phase="Training", startTime="2026-01-01T00:00:00Z")
+    set_status(jobs, phase="Training", tries=1)
     refused = {"models": MODEL, "data.prompts": ROWS, "image": IMAGE, "nodePools": TOLERATIONS}
     for name, patch in refused.items():
         message = str(jobs.change("job", {"spec": patch}))
@@ -382,7 +383,7 @@ def test_while_a_cluster_runs_only_limits_and_suspend_can_change(jobs: Jobs, job
 
 
 def test_a_suspended_job_keeps_what_its_checkpoints_were_trained_from(jobs: Jobs, job: Json) -> None:
-    set_status(jobs, phase="Suspended", startTime="2026-01-01T00:00:00Z")
+    set_status(jobs, phase="Suspended", tries=1)
     for name, patch in {"models": MODEL, "data.prompts": ROWS, "data.seed": {"data": {"seed": 3}}}.items():
         assert f"got a change of `{name}`; expected none: the checkpoints" in str(jobs.change("job", {"spec": patch}))
     for patch in (IMAGE, TOLERATIONS, {"data": {"maxResponseLength": 9}}, {"training": {"steps": 9}, "suspend": False}):

@@ -229,7 +229,7 @@ _NAME = Rule(
 )
 
 _PHASE = "(has(oldSelf.status) && has(oldSelf.status.phase) ? oldSelf.status.phase : '')"
-_STARTED = "(has(oldSelf.status) && has(oldSelf.status.startTime))"
+_STARTED = "(has(oldSelf.status) && has(oldSelf.status.tries) && oldSelf.status.tries > 0)"
 _RUNS = f"({_PHASE} in ['Provisioning', 'Training', 'Restarting'])"
 _ENDED = f"({_PHASE} in ['Succeeded', 'Failed'])"
 
