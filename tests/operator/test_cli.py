@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -196,3 +197,14 @@ def test_the_real_program_answers_without_the_data_planes_libraries(bad):
     done = subprocess.run([sys.executable, "-c", code, "validate", str(bad)], capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stdout) == (2, "[]\n")
     assert done.stderr.count("\n") == 2
+
+
+def test_as_a_plugin_of_kubectl_it_goes_by_that_name(tmp_path):
+    """kubectl runs the first `kubectl-rlhf` on the path."""
+    plugin = tmp_path / "kubectl-rlhf"
+    plugin.write_text(f"#!{sys.executable}\nfrom rlhf_operator.__main__ import main\nmain()\n")
+    plugin.chmod(0o755)
+    done = subprocess.run([plugin, "get", "--help"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split("[", 1)[0].strip()) == (0, "Usage: kubectl rlhf get")
+    scripts = tomllib.loads((ROOT / "operator" / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts["kubectl-rlhf"] == scripts["rlhf"]

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import sys
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -12,7 +14,7 @@ def main() -> None:
         signal.signal(signum, _end)
     from rlhf_operator.cli import app  # takes long enough for a person to press Ctrl-C
 
-    app()
+    app(prog_name="kubectl rlhf" if Path(sys.argv[0]).name == "kubectl-rlhf" else None)
 
 
 def _end(signum: int, _frame: FrameType | None) -> NoReturn:

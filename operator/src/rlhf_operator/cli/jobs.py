@@ -4,6 +4,7 @@ import asyncio
 import base64
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -149,8 +150,9 @@ class Jobs:
         if self.get(name) is not None:
             yield f"rlhfjob/{name}"
         for resource in (RAYCLUSTERS, PODS):
-            for left in self.kube.list(resource, self.namespace, f"{JOB_LABEL}={name}").items:
-                yield f"{resource.kind.lower()}/{left['metadata']['name']}"
+            with suppress(NotFoundError):  # a cluster without KubeRay has none
+                for left in self.kube.list(resource, self.namespace, f"{JOB_LABEL}={name}").items:
+                    yield f"{resource.kind.lower()}/{left['metadata']['name']}"
 
     def events(self, name: str) -> list[Object]:
         """The events of a job, its RayClusters and their pods, the oldest first.
@@ -210,6 +212,8 @@ def refusal_of(error: KubeError | NoClusterError) -> RefusalError:
         case UnavailableError():
             fix = "check that the cluster runs, and --context"
             return RefusalError(FieldError("cluster", said, "an answer", fix), exit_code=1)
+        case NotFoundError() if said.startswith("namespaces "):
+            return RefusalError(FieldError("namespace", said, "one that exists", "create it, or correct -n"))
         case NotFoundError():
             fix = "install the operator: `helm install rlhf-operator charts/rlhf-operator`"
             return RefusalError(FieldError("cluster", f"no kind RLHFJob ({said})", "one that knows RLHFJobs", fix))
