@@ -49,8 +49,8 @@ class Request:
 
     @property
     def writes(self) -> bool:
-        """Whether the request would change something."""
-        return self.verb in WRITES
+        """Whether the request would change an object; what is passed on to a pod changes none."""
+        return self.verb in WRITES and not self.resource.endswith("/proxy")
 
 
 def read(log: Path, offset: int = 0) -> Iterator[Request]:

@@ -16,10 +16,10 @@ from control_plane.credentials import make_signing_key, make_tokens, write_kubec
 from control_plane.nodes import ANNOTATION, GpuNodes
 from control_plane.processes import Process, StartError, reserve_port
 from control_plane.programs import API_SERVER, CONTROLLERS, build
+from control_plane.stages import own_address, write_stages
 
 ISSUER = "https://kubernetes.default.svc"
 QUICK = ("--kube-api-qps=500", "--kube-api-burst=1000", "--leader-elect=false", "--secure-port=0")
-PODS_THAT_WAIT = Path(__file__).parent / "pod-waiting.yaml"
 
 
 class ControlPlane:
@@ -30,11 +30,14 @@ class ControlPlane:
         kubeconfig: Kubeconfig of the administrator.
         server: Address of the API server.
         processes: The programs by name.
+        pod_address: Where all simulated pods are: a server that listens there answers for each of them, through the
+            API server's service proxy too.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.processes: dict[str, Process] = {}
+        self.pod_address = own_address()
         self._programs = build(*API_SERVER)
         self._port = reserve_port()
         self.server = f"https://127.0.0.1:{self._port.getsockname()[1]}"
@@ -81,14 +84,14 @@ class ControlPlane:
             *QUICK,
         )
         self._run("kube-scheduler", f"--kubeconfig={self.kubeconfig_of('system:kube-scheduler')}", *QUICK)
-        stages = sorted((self._programs["kwok"].parent / "pod-stages").glob("pod-*.yaml"))
+        stages = write_stages(self._programs["kwok"], self.folder / "stages", self.pod_address)
         self._run(
             "kwok",
             f"--kubeconfig={self.kubeconfig_of('kwok')}",
             "--manage-all-nodes=false",
             f"--manage-nodes-with-annotation-selector={ANNOTATION}=fake",
             "--server-address=",
-            *(f"--config={file}" for file in (PODS_THAT_WAIT, *stages)),
+            *(f"--config={file}" for file in stages),
         )
         self.apply(self._programs["kuberay"].parent / "config" / "crd" / "bases")
         self._run(
@@ -243,7 +246,7 @@ class ControlPlane:
             f"--cert-dir={self.folder}/certificates",
             # No pod ever calls: the `kubernetes` service needs no endpoint, and the address is never used.
             "--endpoint-reconciler-type=none",
-            "--advertise-address=192.0.2.1",
+            f"--advertise-address={self.pod_address}",
             "--service-cluster-ip-range=10.96.0.0/12",
             "--authorization-mode=Node,RBAC",
             f"--token-auth-file={self.folder}/tokens.csv",
