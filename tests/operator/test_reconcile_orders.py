@@ -56,6 +56,19 @@ class Orders(RuleBasedStateMachine):
             except (RetrySoon, KubeError, UnreachableError):
                 continue
 
+    @rule(seconds=st.sampled_from([0, 12, 31]))
+    def good_day(self, seconds: int) -> None:
+        """For a while all goes well: pods start, drivers run."""
+        self.world.kube.failures.clear()
+        self.world.rays.away = False
+        self.world.now += timedelta(seconds=seconds)
+        for _ in range(3):
+            if self.cluster and not cluster_view(self.world.kube.peek(RAYCLUSTERS, self.cluster)).suspended:
+                self.world.set_cluster(self.cluster)
+            if self.submission:
+                self.world.rays.set(self.submission, DriverView("running"))
+            self.world.settle()
+
     @rule(verb=st.sampled_from(["get", "list", "apply", "patch", "delete", "create"]), outage=st.sampled_from(OUTAGES))
     def api_server_fails(self, verb: str, outage: KubeError) -> None:
         if verb == "list":  # the test's own lists are not the operator's
@@ -158,6 +171,6 @@ class Orders(RuleBasedStateMachine):
 
 def test_no_order_of_events_breaks_what_always_holds():
     chosen = settings(
-        max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck), database=None
+        max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), database=None
     )
     run_state_machine_as_test(Orders, settings=chosen)

@@ -375,11 +375,12 @@ def _load_pod(settings: Configuration) -> str:
 
 def _load_kubeconfig(settings: Configuration, kubeconfig: str | None, context: str | None) -> str:
     """Take a kubeconfig's credentials, and tell the namespace of its context."""
+    kubeconfig = kubeconfig or os.environ.get("KUBECONFIG")  # the client reads it once, when it is imported
     try:
         config.load_kube_config(kubeconfig, context, settings)  # type: ignore[no-untyped-call]
         contexts, current = config.list_kube_config_contexts(kubeconfig)  # type: ignore[no-untyped-call]
-    except (config.ConfigException, OSError, TypeError, ValueError) as error:
-        raise NoClusterError(str(error)) from None
+    except Exception as error:  # whatever a broken file makes the client stumble over
+        raise NoClusterError(f"the kubeconfig cannot be used: {error}") from None
     chosen = next((entry for entry in contexts if entry["name"] == context), current)
     return str(chosen["context"].get("namespace") or "default")
 

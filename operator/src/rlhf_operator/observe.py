@@ -212,6 +212,8 @@ def pod_view(obj: Object) -> PodView:
 
 STARTING = frozenset({"ContainerCreating", "PodInitializing", "Completed", ""})
 """Reasons of a container that is on its way."""
+CRASHED, PULL_BACK_OFF, PULL_ERROR = "CrashLoopBackOff", "ImagePullBackOff", "ErrImagePull"
+"""Pauses between tries, and the error that the second of them quotes."""
 
 
 def _trouble(status: Object, conditions: Mapping[str, Object]) -> str | None:
@@ -230,11 +232,16 @@ def _trouble(status: Object, conditions: Mapping[str, Object]) -> str | None:
 
 
 def _container_trouble(container: Object) -> str | None:
+    """Why a container does not run, in the same words at each of its tries: the status would change for ever else."""
     waiting, last = container.get("state", {}).get("waiting"), container.get("lastState", {}).get("terminated")
     ended = container.get("state", {}).get("terminated")
+    if waiting and waiting.get("reason") == CRASHED and last:
+        return _end(last)
     if waiting and waiting.get("reason", "") not in STARTING:
-        before = f" ({_end(last)})" if last else ""
-        return f"{waiting['reason']}: {waiting.get('message', '')}{before}".rstrip(": ")
+        reason, message = waiting["reason"], waiting.get("message", "")
+        if reason == PULL_BACK_OFF and PULL_ERROR in message:
+            reason, message = PULL_ERROR, message.partition(f"{PULL_ERROR}: ")[2]
+        return f"{reason}: {message}".rstrip(": ")
     if ended and ended.get("exitCode", 0) != 0:
         return _end(ended)
     return None

@@ -1,0 +1,95 @@
+"""A small Ray head over real HTTP: the part of the job API that the operator speaks, and the driver's progress."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class FakeHead:
+    """A head that keeps submissions.
+
+    Attributes:
+        token: What it asks for; None for nothing.
+        jobs: Submissions by id, as Ray describes them.
+        logs: Their logs.
+        progress: What the driver's endpoint tells; None while there is none.
+        broken: Whether it answers 500 to everything.
+        headers: Those of the last request.
+    """
+
+    def __init__(self, server: ThreadingHTTPServer) -> None:
+        self.token: str | None = "secret"
+        self.jobs: dict[str, dict[str, Any]] = {}
+        self.logs: dict[str, str] = {}
+        self.progress: dict[str, Any] | None = None
+        self.broken = False
+        self.headers: dict[str, str] = {}
+        self.paths: list[str] = []
+        self.url = f"http://127.0.0.1:{server.server_port}"
+
+    def answer(self, method: str, path: str, headers: dict[str, str], body: Any) -> tuple[int, Any]:
+        self.headers, local = headers, path.partition("/proxy")[2] or path
+        self.paths.append(path)
+        if self.broken:
+            return 500, "Internal Server Error"
+        given = headers.get("X-Ray-Authorization") or headers.get("Authorization")
+        if self.token and given != f"Bearer {self.token}":
+            return 401, "Unauthorized"
+        if local == "/progress":
+            return (200, self.progress) if self.progress else (404, "no driver")
+        if method == "POST" and local == "/api/jobs/":
+            return self._submit(body)
+        name, _, part = local.removeprefix("/api/jobs/").partition("/")
+        if name not in self.jobs:
+            return 404, f"Job {name} does not exist"
+        return (200, {"logs": self.logs.get(name, "")}) if part == "logs" else (200, self.jobs[name])
+
+    def _submit(self, body: dict[str, Any]) -> tuple[int, Any]:
+        name = body["submission_id"]
+        if name in self.jobs:
+            return 500, f"Traceback ...\nValueError: Job with submission_id {name} already exists. Use another."
+        if not body["entrypoint"]:
+            return 400, "Traceback ...\nTypeError: entrypoint must be a string"
+        self.jobs[name] = {"status": "PENDING", **body}
+        return 200, {"job_id": name, "submission_id": name}
+
+
+@contextmanager
+def fake_head() -> Iterator[FakeHead]:
+    """A head that listens while the context lasts."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self._answer("GET")
+
+        def do_POST(self) -> None:
+            self._answer("POST")
+
+        def _answer(self, method: str) -> None:
+            length = int(self.headers.get("Content-Length", 0))
+            body = json.loads(self.rfile.read(length)) if length else None
+            status, told = head.answer(method, self.path, dict(self.headers), body)
+            data = (told if isinstance(told, str) else json.dumps(told)).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "text/plain" if isinstance(told, str) else "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    head = FakeHead(server)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield head
+    finally:
+        server.shutdown()
+        server.server_close()
