@@ -81,7 +81,7 @@ class Engine:
             way = WeightTransferEngineFactory.create_engine(config, self.worker.vllm_config, self.worker.device, model)
             if not load:
                 way.start_weight_update = way.finish_weight_update = lambda: None
-                way.load_from = lambda buffer, weights: None
+                way.load = lambda bucket: None
             self.ways[transport, load] = way
         self.worker.weight_transfer_engine = self.ways[transport, load]
 

@@ -162,6 +162,7 @@ class Trainer:
         self.sender._client.restart()
         transfer, client, source = self.sender._joined(), self.sender._client, self.sender._source
         start, begin, parameters = transfer.start, client.begin, source._parameters
+        begin_init = client.begin_init
 
         lost = {"model.layers.0.self_attn.k_proj.bias", "model.norm.weight"}
 
@@ -171,7 +172,7 @@ class Trainer:
                     transfer.slots[bucket.slot][offset + 5] ^= 4
             return start(bucket)
 
-        def broadcast_without(bucket: Bucket) -> Wait:
+        def bring_without(bucket: Bucket) -> Wait:
             """Bring engines what lay in their buffers already, and not what is lost."""
             for spec, offset in zip(bucket.specs, bucket.offsets, strict=True):
                 if how == "nothing moved" or spec.name in lost:
@@ -181,14 +182,8 @@ class Trainer:
         def keep(step: str, info: Any = None) -> EngineCall:
             return EngineCall(step, [], client) if step == "update_weights" else begin(step, info)
 
-        def lose(step: str, info: Any = None) -> EngineCall:
-            if step == "update_weights":
-                kept = [index for index, name in enumerate(info["names"]) if name not in lost]
-                info = {key: [values[index] for index in kept] for key, values in info.items()}
-            return begin(step, info)
-
-        def misname(step: str, info: Any = None) -> EngineCall:
-            return begin(step, info and info | {"names": ["model.layers.9.nothing", *info["names"][1:]]})
+        def misname(info: dict[str, Any]) -> EngineCall:
+            return begin_init(info | {"names": ["model.layers.9.nothing", *info["names"][1:]]})
 
         def stop(bucket: Bucket) -> Wait:
             if bucket is transfer.plan.buckets[2]:
@@ -199,16 +194,14 @@ class Trainer:
             return lambda: ((name, value) for name, value in parameters() if name not in left_out)
 
         match how:
-            case "nothing moved" | "lost" if self.sender._path.transport == "gloo":
-                transfer.start = broadcast_without
-            case "nothing moved":
+            case "nothing moved" if self.sender._path.transport == "shm":
                 client.begin = keep
+            case "nothing moved" | "lost":
+                transfer.start = bring_without
             case "flipped":
                 transfer.start = flip
-            case "lost":
-                client.begin = lose
             case "engine fails":
-                client.begin = misname
+                client.begin_init = misname
             case "sender fails":
                 transfer.start = stop
             case "norm left out":
@@ -216,10 +209,11 @@ class Trainer:
             case "part left out":
                 source._parameters = without("model.layers.0.self_attn.k_proj.weight")
         try:
-            # What is left out is left out of the plan too, which is made when the engines are joined.
-            return self.sender.send(afresh="left out" in how)
+            # The plan, from which something is left out, and what engines know of it are made when they are joined.
+            return self.sender.send(afresh="left out" in how or how == "engine fails")
         finally:
             transfer.start, client.begin, source._parameters = start, begin, parameters
+            client.begin_init = begin_init
             if "left out" in how:
                 self.sender.close()
 

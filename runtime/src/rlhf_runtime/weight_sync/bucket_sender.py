@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 import torch
 from vllm.distributed.weight_transfer.base import TrainerInitInfo, TrainerWeightTransferEngine, WeightSource
 
-from rlhf_runtime.weight_sync.buckets import Bucket, BucketPlan, TensorSpec, plan_buckets
+from rlhf_runtime.weight_sync.buckets import Bucket, BucketPlan, TensorSpec, Views, lists_of, plan_buckets
 from rlhf_runtime.weight_sync.client import EngineClient
 from rlhf_runtime.weight_sync.pipeline import Wait, send_buckets
 
@@ -41,17 +41,21 @@ class BucketSender(TrainerWeightTransferEngine[BucketInitInfo]):
         if engine.is_sender:
             specs = [TensorSpec(meta.name, meta.dtype, tuple(meta.shape)) for meta in engine.source.metadata()]
             engine.plan = plan_buckets(specs, init_info.bucket_bytes)
-            engine.join(init_info)
+            layout = {"bucket_bytes": init_info.bucket_bytes, **lists_of(specs)}
+            engine.join(init_info, layout)
+            engine.views = engine.plan.views(engine.slots)
         return engine
 
     plan: BucketPlan
     """How the model is cut into buckets."""
     slots: tuple[torch.Tensor, ...]
     """The buffers that they travel in, uint8."""
+    views: tuple[Views, ...]
+    """Each bucket's tensors in them."""
 
     @abstractmethod
-    def join(self, init_info: BucketInitInfo) -> None:
-        """Make the buffers and join the engines."""
+    def join(self, init_info: BucketInitInfo, layout: dict[str, Any]) -> None:
+        """Make the buffers and join the engines, whose handshake has to contain `layout`."""
 
     @abstractmethod
     def start(self, bucket: Bucket) -> Wait:
@@ -69,13 +73,4 @@ class BucketSender(TrainerWeightTransferEngine[BucketInitInfo]):
 
     def send_all(self) -> None:
         """Move every bucket."""
-        send_buckets(self.plan, self.slots, self.source, self.start)
-
-
-def lists_of(specs: tuple[TensorSpec, ...]) -> dict[str, list[Any]]:
-    """The specs as vLLM's weight transfer sends them."""
-    return {
-        "names": [spec.name for spec in specs],
-        "dtype_names": [spec.dtype_name for spec in specs],
-        "shapes": [list(spec.shape) for spec in specs],
-    }
+        send_buckets(self.plan, self.views, self.source, self.start)

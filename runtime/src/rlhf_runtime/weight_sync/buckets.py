@@ -1,11 +1,13 @@
 """How weights lie in the buffers that they travel through. Both ends compute it from the same list of tensors.
 
-A bucket is a run of tensors that travels as one. Buckets take turns in two slots, so that one can be filled or loaded
-while another is on its way; a tensor larger than a slot makes a bucket alone, in a third slot of its own size.
+A bucket is a run of tensors that travels as one. Buckets take turns in three slots: one is filled or on its way while
+another is loaded, and what the loader still keeps of the one before stays where it is. A tensor larger than a slot
+makes a bucket alone, in a fourth slot of its own size.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -13,8 +15,13 @@ ALIGNMENT = 64
 """Bytes; every dtype may begin there."""
 PIECE_BYTES = 32 << 20
 """Most bytes of a bucket of several tensors: larger ones move no faster and leave less to overlap."""
-LARGE = 2
+TURNS = 3
+"""Slots that buckets take turns in."""
+LARGE = TURNS
 """The slot of tensors that fit no other."""
+
+Views = Sequence[tuple[str, torch.Tensor]]
+"""Name and place, in its slot, of each tensor of a bucket."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,8 @@ class TensorSpec:
 class Bucket:
     """Tensors that travel as one."""
 
+    index: int
+    """Its place among the buckets."""
     slot: int
     """Index of the slot that it travels in."""
     specs: tuple[TensorSpec, ...]
@@ -49,10 +58,12 @@ class Bucket:
     used: int
     """Bytes of the slot that are taken up."""
 
-    def views(self, data: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-        """Name and view of each tensor in the slot's bytes, uint8 [used or more]."""
-        for spec, offset in zip(self.specs, self.offsets, strict=True):
-            yield spec.name, data[offset : offset + spec.bytes].view(spec.dtype).view(spec.shape)
+    def views(self, slot: torch.Tensor) -> Views:
+        """The tensors in the slot's bytes, uint8 [used or more]."""
+        return [
+            (spec.name, slot[offset : offset + spec.bytes].view(spec.dtype).view(spec.shape))
+            for spec, offset in zip(self.specs, self.offsets, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -67,15 +78,24 @@ class BucketPlan:
         """Cut a buffer, uint8 [sum of slot_bytes], into the slots."""
         return buffer.split(self.slot_bytes)
 
+    def views(self, slots: Sequence[torch.Tensor]) -> tuple[Views, ...]:
+        """The tensors of each bucket. To be made once: with many small ones it takes as long as to copy them."""
+        return tuple(bucket.views(slots[bucket.slot]) for bucket in self.buckets)
+
+    def used_soon(self, bucket: Bucket) -> set[int]:
+        """The slots of the two buckets after it, which may be overwritten once it is loaded."""
+        return {following.slot for following in self.buckets[bucket.index + 1 : bucket.index + 3]}
+
 
 def plan_buckets(specs: Iterable[TensorSpec], bucket_bytes: int) -> BucketPlan:
     """Cut a model into buckets.
 
     Args:
         specs: Its tensors, in the order that they travel.
-        bucket_bytes: Most bytes of the two slots together. A bucket is closed before a tensor that does not fit.
+        bucket_bytes: Most bytes of the slots that buckets take turns in, together. A bucket is closed before a tensor
+            that does not fit.
     """
-    limit = bucket_bytes // 2
+    limit = bucket_bytes // TURNS
     piece = min(limit, PIECE_BYTES)
     buckets: list[Bucket] = []
     run: list[TensorSpec] = []
@@ -83,33 +103,43 @@ def plan_buckets(specs: Iterable[TensorSpec], bucket_bytes: int) -> BucketPlan:
     for spec in specs:
         size = _aligned(spec.bytes)
         if run and used + size > piece:
-            buckets.append(_bucket(turn, run))
-            run, used, turn = [], 0, 1 - turn
+            buckets.append(_bucket(len(buckets), turn, run))
+            run, used, turn = [], 0, (turn + 1) % TURNS
         if size > limit:
-            buckets.append(_bucket(LARGE, [spec]))
+            buckets.append(_bucket(len(buckets), LARGE, [spec]))
         else:
             run.append(spec)
             used += size
     if run:
-        buckets.append(_bucket(turn, run))
-    sizes = [max((bucket.used for bucket in buckets if bucket.slot == slot), default=0) for slot in (0, 1, LARGE)]
+        buckets.append(_bucket(len(buckets), turn, run))
+    sizes = [max((bucket.used for bucket in buckets if bucket.slot == slot), default=0) for slot in range(LARGE + 1)]
     return BucketPlan(tuple(buckets), tuple(sizes))
 
 
+def lists_of(specs: Iterable[TensorSpec]) -> dict[str, list[Any]]:
+    """Specs as lists for a handshake, named as vLLM's weight transfer names them."""
+    specs = list(specs)
+    return {
+        "names": [spec.name for spec in specs],
+        "dtype_names": [spec.dtype_name for spec in specs],
+        "shapes": [list(spec.shape) for spec in specs],
+    }
+
+
 def tensor_specs(names: Sequence[str], dtype_names: Sequence[str], shapes: Sequence[Sequence[int]]) -> list[TensorSpec]:
-    """Specs from the lists that vLLM's weight transfer sends."""
+    """Specs from the lists of a handshake."""
     return [
         TensorSpec(name, getattr(torch, dtype_name), tuple(shape))
         for name, dtype_name, shape in zip(names, dtype_names, shapes, strict=True)
     ]
 
 
-def _bucket(slot: int, specs: list[TensorSpec]) -> Bucket:
+def _bucket(index: int, slot: int, specs: list[TensorSpec]) -> Bucket:
     offsets, used = [], 0
     for spec in specs:
         offsets.append(used)
         used += _aligned(spec.bytes)
-    return Bucket(slot, tuple(specs), tuple(offsets), used)
+    return Bucket(index, slot, tuple(specs), tuple(offsets), used)
 
 
 def _aligned(size: int) -> int:

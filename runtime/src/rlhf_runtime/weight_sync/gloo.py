@@ -1,21 +1,21 @@
 """The `gloo` transport: NCCL broadcast's twin on CPU, registered with vLLM's weight-transfer factories.
 
-The sending rank is rank 0 of a group with every worker of every engine. An update is one call to the engines, which
-lists the tensors; both ends cut the list into the same buckets.
+The sending rank is rank 0 of a group with every worker of every engine. The handshake lists the tensors, and both ends
+cut the list into the same buckets; an update is one call to the engines.
 """
 
 import time
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
+from vllm.distributed.weight_transfer.base import WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
 
 from rlhf_runtime.weight_sync.broadcast import BroadcastGroup, address_towards
-from rlhf_runtime.weight_sync.bucket_receiver import BucketReceiver
-from rlhf_runtime.weight_sync.bucket_sender import BucketInitInfo, BucketSender, lists_of
-from rlhf_runtime.weight_sync.buckets import Bucket, BucketPlan, plan_buckets, tensor_specs
+from rlhf_runtime.weight_sync.bucket_receiver import BucketReceiver, Layout
+from rlhf_runtime.weight_sync.bucket_sender import BucketInitInfo, BucketSender
+from rlhf_runtime.weight_sync.buckets import Bucket
 from rlhf_runtime.weight_sync.client import root_cause
 from rlhf_runtime.weight_sync.meeting import Meeting, group_rank, join_engines
 from rlhf_runtime.weight_sync.pipeline import Wait, receive_buckets
@@ -25,7 +25,7 @@ BACKEND = "rlhf_gloo"
 
 
 @dataclass
-class GlooInitInfo(WeightTransferInitInfo):
+class GlooInitInfo(Layout):
     """Where the group meets, and how the weights come."""
 
     host: str
@@ -34,16 +34,11 @@ class GlooInitInfo(WeightTransferInitInfo):
     """Rank of the engine's first worker."""
     world_size: int
     """Processes of the group."""
-    bucket_bytes: int
 
 
 @dataclass
 class GlooUpdateInfo(WeightTransferUpdateInfo):
-    """The tensors of an update, in the order that they come."""
-
-    names: list[str]
-    dtype_names: list[str]
-    shapes: list[list[int]]
+    """Nothing: an update is all of the handshake's tensors."""
 
 
 class GlooWeightTransferEngine(BucketReceiver):
@@ -53,7 +48,6 @@ class GlooWeightTransferEngine(BucketReceiver):
     update_info_cls = GlooUpdateInfo
     _meeting: Meeting | None = None
     _group: BroadcastGroup | None = None
-    _slots: tuple[torch.Tensor, ...] = ()
 
     def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
         """Join the sender's group.
@@ -67,7 +61,8 @@ class GlooWeightTransferEngine(BucketReceiver):
         rank = group_rank(self.parallel_config, init_info.rank_offset)
         host = address_towards(init_info.host, init_info.port)
         self._group = BroadcastGroup(self._meeting, rank, size, host, timeout)
-        self._bucket_bytes = init_info.bucket_bytes
+        plan = init_info.plan
+        self.take_slots(plan, tuple(torch.empty(size, dtype=torch.uint8) for size in plan.slot_bytes))
 
     def receive_weights(self, update_info: GlooUpdateInfo) -> None:
         """Load every bucket, each while the next is on its way.
@@ -75,23 +70,12 @@ class GlooWeightTransferEngine(BucketReceiver):
         Raises:
             ConnectionLostError: when the sender or another receiver left, or was late.
         """
-        specs = tensor_specs(update_info.names, update_info.dtype_names, update_info.shapes)
-        plan = plan_buckets(specs, self._bucket_bytes)
-        self._make_slots(plan)
         deadline = time.monotonic() + self.timeout_seconds
 
         def start(bucket: Bucket) -> Wait:
-            return self._group.start(self._slots[bucket.slot][: bucket.used], deadline - time.monotonic())
+            return self._group.start(self.slots[bucket.slot][: bucket.used], deadline - time.monotonic())
 
-        def load(bucket: Bucket) -> None:
-            slot = self._slots[bucket.slot]
-            self.load_from(slot, list(bucket.views(slot)))
-
-        receive_buckets(plan, start, load)
-
-    def _make_slots(self, plan: BucketPlan) -> None:
-        if plan.slot_bytes != tuple(map(len, self._slots)):
-            self._slots = tuple(torch.empty(size, dtype=torch.uint8) for size in plan.slot_bytes)
+        receive_buckets(self.plan, start, self.load)
 
     def shutdown(self) -> None:
         """Leave the group; whoever waits for this worker fails. Its last moves may still write into the buffers."""
@@ -99,7 +83,7 @@ class GlooWeightTransferEngine(BucketReceiver):
             self._meeting.leave()
         if self._group is not None:
             self._group.close()
-        self._slots = ()
+        self.drop_slots()
 
 
 class RecordedGlooWeightTransferEngine(RecordedReceive, GlooWeightTransferEngine):
@@ -119,7 +103,7 @@ class GlooSender(BucketSender):
     init_info_cls = GlooTrainerInitInfo
     _group: BroadcastGroup | None = None
 
-    def join(self, init_info: BucketInitInfo) -> None:
+    def join(self, init_info: BucketInitInfo, layout: dict[str, Any]) -> None:
         """Open a meeting and build a group with every worker of every engine.
 
         Raises:
@@ -134,7 +118,7 @@ class GlooSender(BucketSender):
                 "port": meeting.port,
                 "rank_offset": 1,
                 "world_size": size,
-                "bucket_bytes": init_info.bucket_bytes,
+                **layout,
             }
         )
         self._group = join_engines(meeting, joining, lambda: BroadcastGroup(meeting, 0, size, init_info.host, timeout))
@@ -149,8 +133,7 @@ class GlooSender(BucketSender):
         Raises:
             WeightSyncError: as an engine raised it, or when the connection broke.
         """
-        specs = tuple(spec for bucket in self.plan.buckets for spec in bucket.specs)
-        update = self.client.begin("update_weights", lists_of(specs))
+        update = self.client.begin("update_weights", {})
         try:
             super().send_all()
         except Exception as error:

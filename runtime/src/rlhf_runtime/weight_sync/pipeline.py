@@ -4,13 +4,14 @@ sender    wait for the slot ─ fill it ─ start its move ─ next bucket
 receiver  start the next bucket's move ─ wait for this one ─ load it ─ next bucket
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 
 import torch
 
-from rlhf_runtime.weight_sync.buckets import Bucket, BucketPlan
+from rlhf_runtime.weight_sync.buckets import Bucket, BucketPlan, Views
 
 Wait = Callable[[], None]
 """Waits until a move that was started is done; raises what went wrong with it."""
@@ -18,33 +19,33 @@ Wait = Callable[[], None]
 
 def send_buckets(
     plan: BucketPlan,
-    slots: Sequence[torch.Tensor],
+    views: Sequence[Views],
     tensors: Iterable[tuple[str, torch.Tensor]],
     start: Callable[[Bucket], Wait],
 ) -> None:
-    """Fill buckets and move them, each while the next is filled.
+    """Fill buckets and move them, each while the next is filled. A third is not begun before the first has moved.
 
     Args:
         plan: The model's buckets.
-        slots: Bytes of each slot.
+        views: Its tensors in the slots, a bucket after the other.
         tensors: The model's tensors, as the plan has them.
         start: Starts the move of a filled bucket.
     """
-    on_way: dict[int, Wait] = {}
+    on_way: deque[tuple[int, Wait]] = deque()
     stream = iter(tensors)
-    with _one_thread():
+    with one_thread():
         for bucket in plan.buckets:
-            if wait := on_way.pop(bucket.slot, None):
-                wait()
-            _fill(bucket, slots[bucket.slot], stream)
-            on_way[bucket.slot] = start(bucket)
-        for wait in on_way.values():
+            while len(on_way) > 1 or any(slot == bucket.slot for slot, _ in on_way):
+                on_way.popleft()[1]()
+            _fill(views[bucket.index], stream)
+            on_way.append((bucket.slot, start(bucket)))
+        for _, wait in on_way:
             wait()
 
 
-def _fill(bucket: Bucket, slot: torch.Tensor, stream: Iterator[tuple[str, torch.Tensor]]) -> None:
-    """Copy a bucket's tensors into its slot, uint8."""
-    for expected, place in bucket.views(slot):
+def _fill(views: Views, stream: Iterator[tuple[str, torch.Tensor]]) -> None:
+    """Copy a bucket's tensors into its slot."""
+    for expected, place in views:
         name, tensor = next(stream)
         if name != expected or tensor.shape != place.shape or tensor.dtype != place.dtype:
             raise RuntimeError(f"got tensor {name} {list(tensor.shape)} {tensor.dtype} in the place of {expected}")
@@ -52,8 +53,8 @@ def _fill(bucket: Bucket, slot: torch.Tensor, stream: Iterator[tuple[str, torch.
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """Copy with one thread, which is as fast as memory; more would wait for each other when the rest is busy moving."""
+def one_thread() -> Iterator[None]:
+    """Compute with one thread, which copies as fast as memory; more would wait for each other while others compute."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -135,15 +135,6 @@ def _forget_begun(model: torch.nn.Module) -> None:
             info.loaded_weights.clear()
 
 
-def held_weights(model: torch.nn.Module) -> Iterator[dict[str, Any]]:
-    """Arguments of loads that wait for their layer to be complete; to change them changes what is loaded."""
-    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
-
-    for layer in model.modules():
-        for _, bound in get_layerwise_info(layer).loaded_weights:
-            yield bound.arguments
-
-
 class TransferExtension:
     """Methods that vLLM mixes into its worker (`worker_extension_cls`), reachable by `collective_rpc`."""
 

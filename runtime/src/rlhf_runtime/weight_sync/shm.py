@@ -1,20 +1,19 @@
 """The `shm` transport: CUDA IPC's twin on CPU, registered with vLLM's weight-transfer factories.
 
-The sending rank makes one buffer in shared memory for the life of the job, and engines map it in the handshake. Each
-bucket of an update is one call to the engines, which says what lies where.
+The sending rank makes one buffer in shared memory for the life of the job, and engines map it in the handshake, which
+also lists the tensors. Each bucket of an update is one call to the engines.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-import torch
-from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
+from vllm.distributed.weight_transfer.base import WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
 
-from rlhf_runtime.weight_sync.bucket_receiver import BucketReceiver
-from rlhf_runtime.weight_sync.bucket_sender import BucketInitInfo, BucketSender, lists_of
-from rlhf_runtime.weight_sync.buckets import Bucket, tensor_specs
+from rlhf_runtime.weight_sync.bucket_receiver import BucketReceiver, Layout
+from rlhf_runtime.weight_sync.bucket_sender import BucketInitInfo, BucketSender
+from rlhf_runtime.weight_sync.buckets import Bucket
 from rlhf_runtime.weight_sync.buffer import create_buffer, map_buffer
 from rlhf_runtime.weight_sync.pipeline import Wait
 from rlhf_runtime.weight_sync.receive import RecordedReceive
@@ -23,28 +22,18 @@ BACKEND = "rlhf_shm"
 
 
 @dataclass
-class ShmInitInfo(WeightTransferInitInfo):
+class ShmInitInfo(Layout):
     """Where the buffer is."""
 
     path: str
-    size: int
-    """Bytes."""
 
 
 @dataclass
 class ShmUpdateInfo(WeightTransferUpdateInfo):
-    """What lies in the buffer, one entry a tensor."""
+    """Which bucket lies in its slot."""
 
-    names: list[str]
-    dtype_names: list[str]
-    shapes: list[list[int]]
-    offsets: list[int]
-    """Bytes from the buffer's start."""
-
-    def views(self, buffer: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-        """Name and view of each tensor in the buffer, uint8."""
-        specs = tensor_specs(self.names, self.dtype_names, self.shapes)
-        return list(Bucket(0, tuple(specs), tuple(self.offsets), len(buffer)).views(buffer))
+    bucket: int
+    """Its place among the buckets."""
 
 
 class ShmWeightTransferEngine(BucketReceiver):
@@ -55,15 +44,16 @@ class ShmWeightTransferEngine(BucketReceiver):
 
     def init_transfer_engine(self, init_info: ShmInitInfo) -> None:
         """Map the buffer."""
-        self._buffer = map_buffer(Path(init_info.path), init_info.size)
+        plan = init_info.plan
+        self.take_slots(plan, plan.slots(map_buffer(Path(init_info.path), sum(plan.slot_bytes))))
 
     def receive_weights(self, update_info: ShmUpdateInfo) -> None:
-        """Load what lies in the buffer."""
-        self.load_from(self._buffer, update_info.views(self._buffer))
+        """Load a bucket."""
+        self.load(self.plan.buckets[update_info.bucket])
 
     def shutdown(self) -> None:
         """Unmap the buffer."""
-        self._buffer = torch.empty(0, dtype=torch.uint8)
+        self.drop_slots()
 
 
 class RecordedShmWeightTransferEngine(RecordedReceive, ShmWeightTransferEngine):
@@ -82,26 +72,23 @@ class ShmSender(BucketSender):
 
     init_info_cls = ShmTrainerInitInfo
 
-    def join(self, init_info: BucketInitInfo) -> None:
+    def join(self, init_info: BucketInitInfo, layout: dict[str, Any]) -> None:
         """Make the buffer and have every engine map it.
 
         Raises:
             WeightSyncError: when shared memory is too small, or an engine is on another machine.
         """
-        size = sum(self.plan.slot_bytes)
-        with create_buffer(size) as (buffer, path):
+        with create_buffer(sum(self.plan.slot_bytes)) as (buffer, path):
             self.slots = self.plan.slots(buffer)
-            self.client.init_weight_transfer_engine({"path": str(path), "size": size})
+            self.client.init_weight_transfer_engine({"path": str(path), **layout})
 
     def start(self, bucket: Bucket) -> Wait:
-        """Tell the engines what lies in the bucket; they answer once it is loaded."""
-        base = self.slots[bucket.slot].storage_offset()
-        info = {**lists_of(bucket.specs), "offsets": [base + offset for offset in bucket.offsets]}
-        return self.client.begin("update_weights", info).wait
+        """Tell the engines of the bucket; they answer once it is loaded."""
+        return self.client.begin("update_weights", {"bucket": bucket.index}).wait
 
     def shutdown(self) -> None:
         """Unmap the buffer."""
-        self.slots = ()
+        self.slots = self.views = ()
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, RecordedShmWeightTransferEngine)
