@@ -47,10 +47,11 @@ format: $(READY) ## Rewrite the code in the house's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-crds: $(READY) ## Write the CustomResourceDefinition from the models
+crds: $(READY) ## Write the CustomResourceDefinition from the models, and the chart's copy of it
 	$(BIN)/python -m rlhf_operator.crd > crds/rlhfjobs.rlhf-operator.io.yaml
+	$(BIN)/python charts/generate.py
 
-chart: crds ## Write what of the chart follows from its values.schema.json and the models
+chart: $(READY) ## Write what of the chart follows from its values.schema.json and crds/
 	$(BIN)/python charts/generate.py
 
 pins: | $(UV) ## Resolve all dependencies anew into requirements/
