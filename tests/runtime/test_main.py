@@ -79,6 +79,12 @@ def test_a_later_try_goes_on_from_checkpoints_of_the_ones_before(
     assert [config.checkpoint.resume for config in trained] == [goes_on]
 
 
+def test_the_last_line_fits_into_what_the_operator_reads_of_a_log(end_with):
+    _, output, errors = end_with(InfrastructureError("€" * 100_000))
+    assert len(errors) > 100_000
+    assert RunEnd.last_of(output[-15_000:]) == RunEnd.of(5, "€" * 100_000)
+
+
 def test_a_config_that_cannot_be_read_has_an_end_too(tmp_path):
     file = tmp_path / "runtime.json"
     file.write_text('{"schemaVersion": 99}')

@@ -36,6 +36,10 @@ KEY = "end"
 """Where the end stands in the summary, which is the last line of a run's output."""
 
 
+MESSAGE_LENGTH = 2000
+"""Most characters of a message, each up to six bytes of JSON, so that 16 KiB of a log hold the whole line."""
+
+
 class RunEnd(ApiModel):
     """The end of a run."""
 
@@ -44,12 +48,13 @@ class RunEnd(ApiModel):
     reason: EndReason
     """Its kind."""
     message: str
-    """What went wrong, as standard error has it; empty if nothing did."""
+    """What went wrong, as standard error has it, or the start of that; empty if nothing did."""
 
     @classmethod
     def of(cls, exit_code: int, message: str = "") -> Self:
-        """The end that an exit code stands for."""
-        return cls(exit_code=exit_code, reason=END_REASONS.get(exit_code, "Unexpected"), message=message)
+        """The end that an exit code stands for; a message that is too long is cut."""
+        reason = END_REASONS.get(exit_code, "Unexpected")
+        return cls(exit_code=exit_code, reason=reason, message=message[:MESSAGE_LENGTH])
 
     def line(self, summary: dict[str, Any]) -> str:
         """The last line of output: a run's summary, plain JSON values by name, with its end."""
