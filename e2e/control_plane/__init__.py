@@ -10,8 +10,9 @@ nodes are KWOK's: pods that the scheduler puts there turn Ready with no process 
 """
 
 from control_plane.audit import Request
-from control_plane.cluster import ControlPlane
+from control_plane.cluster import Cluster
 from control_plane.nodes import GpuNodes
+from control_plane.plane import ControlPlane
 from control_plane.programs import API_SERVER, CONTROLLERS, BuildError, build
 
-__all__ = ["API_SERVER", "CONTROLLERS", "BuildError", "ControlPlane", "GpuNodes", "Request", "build"]
+__all__ = ["API_SERVER", "CONTROLLERS", "BuildError", "Cluster", "ControlPlane", "GpuNodes", "Request", "build"]

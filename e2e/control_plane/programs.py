@@ -29,6 +29,8 @@ def build(*names: str) -> dict[str, Path]:
     if "kubectl" in names and (found := shutil.which("kubectl")):
         paths["kubectl"] = Path(found)
     wanted = [name for name in names if name not in paths]
+    if not wanted:
+        return paths
     process = subprocess.Popen([BUILD, *wanted], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1)
     assert process.stdout
     assert process.stderr

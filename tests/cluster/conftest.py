@@ -1,16 +1,29 @@
 """A real control plane for the tests: the `api_server` alone or a whole `cluster`, and a `namespace` in it."""
 
+import os
 import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-from control_plane import API_SERVER, CONTROLLERS, BuildError, ControlPlane, build
+from control_plane import API_SERVER, CONTROLLERS, BuildError, Cluster, ControlPlane, build
 
 WHY_NOT = pytest.StashKey[str]()
+OUTSIDE = os.environ.get("RLHF_TEST_CLUSTER") == "kubeconfig"
+"""Whether the tests take the cluster that KUBECONFIG names, which has KubeRay and KWOK, instead of one of their own."""
+
+
+class OutsideCluster(Cluster):
+    """A cluster that somebody else runs: what takes its processes or its audit log is skipped."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in vars(ControlPlane):
+            pytest.skip(f"{name} takes a control plane of the tests' own")
+        raise AttributeError(name)
 
 
 @contextmanager
@@ -27,7 +40,7 @@ def speaking(config: pytest.Config) -> Iterator[None]:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Builds the programs before any test's clock runs: a cold build takes longer than a test may."""
     asked = {name for item in session.items for name in getattr(item, "fixturenames", ())}
-    if session.config.option.collectonly or "api_server" not in asked:
+    if OUTSIDE or session.config.option.collectonly or "api_server" not in asked:
         return
     try:
         with speaking(session.config):
@@ -37,11 +50,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 @pytest.fixture(scope="session")
-def api_server(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
+def api_server(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """An API server for the whole session, with nobody behind it: objects are kept and checked, and nothing follows."""
     if why := request.config.stash.get(WHY_NOT, None):
         pytest.skip(f"no control plane: {why}")
     folder = Path(tempfile.mkdtemp(prefix="rlhf-cluster-"))
+    if OUTSIDE:
+        yield OutsideCluster(Path(os.environ["KUBECONFIG"]), folder, build("kubectl")["kubectl"])
+        shutil.rmtree(folder)
+        return
     failed = request.session.testsfailed
     try:
         with ControlPlane.start(folder) as running:
@@ -59,14 +76,15 @@ def api_server(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
 
 
 @pytest.fixture(scope="session")
-def cluster(api_server: ControlPlane) -> ControlPlane:
+def cluster(api_server: Cluster) -> Cluster:
     """A cluster for the whole session. Objects in its own scope, such as nodes, are the test's to remove."""
-    api_server.start_controllers()
+    if isinstance(api_server, ControlPlane):
+        api_server.start_controllers()
     return api_server
 
 
 @pytest.fixture
-def namespace(api_server: ControlPlane) -> Iterator[str]:
+def namespace(api_server: Cluster) -> Iterator[str]:
     """A namespace of the test's own; it is deleted afterwards, without waiting."""
     name = f"test-{secrets.token_hex(4)}"
     api_server.kubectl("create", "namespace", name)
