@@ -58,7 +58,7 @@ class FakeHead:
 
 
 @contextmanager
-def fake_head() -> Iterator[FakeHead]:
+def fake_head(address: str = "127.0.0.1") -> Iterator[FakeHead]:
     """A head that listens while the context lasts."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -84,7 +84,7 @@ def fake_head() -> Iterator[FakeHead]:
         def log_message(self, *_args: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer((address, 0), Handler)
     head = FakeHead(server)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()

@@ -27,7 +27,7 @@ PAGE = 500
 """Objects a request of a list."""
 ATTEMPTS = 4
 """Tries of a request that the API server could not answer."""
-CONNECT_SECONDS, READ_SECONDS = 5.0, 20.0
+CONNECT_SECONDS, READ_SECONDS = 5.0, 15.0
 SERVICE_HOST = "KUBERNETES_SERVICE_HOST"
 """The variable that tells a process that it runs in a pod."""
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -349,8 +349,9 @@ class Kube:
         read_seconds: float | None = READ_SECONDS,
         stream: bool = False,
     ) -> urllib3.BaseHTTPResponse:
+        pool = self._client.rest_client.pool_manager
         try:
-            response: urllib3.BaseHTTPResponse = self._client.rest_client.pool_manager.request(
+            response: urllib3.BaseHTTPResponse = pool.request(
                 method,
                 self._config.host + url,
                 body=data,
@@ -360,6 +361,7 @@ class Kube:
                 preload_content=not stream,
             )
         except urllib3.exceptions.HTTPError as error:
+            pool.clear()  # what made one connection go silent made the others so too
             raise UnavailableError(0, "Unreachable", f"{self._config.host} did not answer: {error}") from None
         return response
 

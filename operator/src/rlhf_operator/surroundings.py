@@ -176,6 +176,8 @@ class Surroundings:
         return await asyncio.shield(self._crd)
 
     async def _read_crd(self) -> Object | None:
+        if self.settings.namespaces:
+            return None
         try:
             return await self.call(self.kube.get, CRDS, None, f"{RAYCLUSTERS.plural}.{RAYCLUSTERS.group}")
         except ForbiddenError:
