@@ -1,6 +1,5 @@
 """What training does with a checkpoint before any worker is started."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -55,9 +54,10 @@ def test_a_job_that_is_done_says_so(config, found, tmp_path, capsys, monkeypatch
     monkeypatch.setattr(trainer, "export_checkpoint", lambda checkpoint, folder: written.append(folder))
     if exported:
         (tmp_path / "model").mkdir()
-    trainer.train(config, PromptSets(PROMPTS), Report(config, sinks_of(config)), found)
+    report = Report(config, sinks_of(config))
+    trainer.train(config, PromptSets(PROMPTS), report, found)
     said = capsys.readouterr().out
     assert f"Nothing to train: {found.checkpoint.folder} is of step 12, and the job has 12" in said
     assert ".step-000013-partial: it was not finished" in said
-    assert json.loads(said.splitlines()[-1])["steps"] == STEPS
+    assert report.summary().steps == STEPS
     assert written == ([] if exported else [tmp_path / "model"])
