@@ -155,22 +155,27 @@ def test_a_ready_cluster_and_its_loss_are_told_and_the_next_one_made(team: Team)
     assert {"Creating", "AllPodsReady", "HeadLost"} <= events
 
 
-def head_of(team: Team, cluster: str, head: FakeHead) -> None:
-    """KubeRay's token and service of a cluster's head, with a fake head behind it."""
-    token = {"metadata": {"name": cluster}, "stringData": {"auth_token": "secret"}}
+def put_head_behind(team: Team, cluster: str, head: FakeHead) -> None:
+    """The token, the service and the pod of a cluster's head, as KubeRay makes them, with a fake head in the pod."""
     ports = [{"name": "dashboard", "port": 8265}, {"name": "progress", "port": 8090}]
-    service = {"metadata": {"name": f"{cluster}-head-svc"}, "spec": {"clusterIP": "None", "ports": ports}}
     target = int(head.url.rsplit(":", 1)[1])
-    endpoints = {
-        "metadata": {"name": cluster, "labels": {"kubernetes.io/service-name": f"{cluster}-head-svc"}},
-        "addressType": "IPv4",
-        "endpoints": [{"addresses": [team.cluster.pod_address], "conditions": {"ready": True}}],
-        "ports": [{"name": port["name"], "port": target} for port in ports],
-    }
-    kinds = (("v1", "Secret", token), ("v1", "Service", service), ("discovery.k8s.io/v1", "EndpointSlice", endpoints))
-    for version, kind, body in kinds:
-        manifest = json.dumps({"apiVersion": version, "kind": kind, **body})
+    pod, service = f"{cluster}-head", f"{cluster}-head-svc"
+    address = {"ip": team.cluster.pod_address, "targetRef": {"kind": "Pod", "name": pod, "namespace": team.namespace}}
+    behind = [{"addresses": [address], "ports": [{"name": port["name"], "port": target} for port in ports]}]
+    container = {"schedulerName": "nobody", "containers": [{"name": "ray", "image": "ray"}]}
+    objects = (
+        ("ServiceAccount", "default", {}),
+        ("Secret", cluster, {"stringData": {"auth_token": "secret"}}),
+        ("Service", service, {"spec": {"clusterIP": "None", "ports": ports}}),
+        ("Pod", pod, {"spec": container}),
+        ("Endpoints", service, {"subsets": behind}),
+    )
+    for kind, name, rest in objects:
+        manifest = json.dumps({"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, **rest})
         team.cluster.kubectl("apply", "-n", team.namespace, "-f", "-", stdin=manifest)
+    told = {"status": {"podIP": address["ip"], "podIPs": [{"ip": address["ip"]}], "phase": "Running"}}
+    words = ("patch", "pod", pod, "-n", team.namespace, "--subresource=status", "-p", json.dumps(told))
+    team.cluster.kubectl(*words)
 
 
 def test_a_driver_is_submitted_once_followed_through_a_blip_and_its_end_is_told(team: Team) -> None:
@@ -179,7 +184,7 @@ def test_a_driver_is_submitted_once_followed_through_a_blip_and_its_end_is_told(
         team.start(RLHF_OPERATOR_FOLLOW_SECONDS="1", RLHF_OPERATOR_RETRY_DELAY_SECONDS="1")
         team.apply()
         team.until("cluster", lambda: team.clusters() == ["math-1"])
-        head_of(team, "math-1", head)
+        put_head_behind(team, "math-1", head)
         assert head.jobs == {}, "submitted before the cluster was ready"
         team.set_cluster("math-1", 3, **READY)
         team.until("submission", lambda: "math-1-1" in head.jobs)

@@ -187,7 +187,8 @@ def main() -> int:
     try:
         settings = Settings.read()
         kopf.configure(log_format=kopf.LogFormat.JSON if settings.log_format == "json" else kopf.LogFormat.FULL)
-        logging.getLogger("kopf").setLevel(logging.WARNING)
+        for library in ("kopf", "httpx"):
+            logging.getLogger(library).setLevel(logging.WARNING)
         kube = Kube.connect(connections=settings.api_connections)
         asyncio.run(_run(settings, kube))
     except (SpecError, NoClusterError) as error:
