@@ -1,0 +1,89 @@
+"""The control plane that the other tests stand on does what a cluster does."""
+
+import json
+from typing import Any
+
+import pytest
+from control_plane import ControlPlane, GpuNodes
+
+TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+
+
+def ray_cluster(name: str, namespace: str, gpus: int = 8) -> dict[str, Any]:
+    def template(resources: dict[str, str]) -> dict[str, Any]:
+        container = {"name": "ray", "image": "ray", "resources": {"requests": resources, "limits": resources}}
+        tolerations = [{"key": "nvidia.com/gpu", "operator": "Exists"}]
+        return {"spec": {"containers": [container], "tolerations": tolerations}}
+
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayCluster",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {
+            "rayVersion": "2.60.0",
+            "headGroupSpec": {"rayStartParams": {"num-gpus": "0"}, "template": template({"cpu": "1", "memory": "1Gi"})},
+            "workerGroupSpecs": [
+                {
+                    "groupName": "gpu",
+                    "replicas": 1,
+                    "minReplicas": 1,
+                    "maxReplicas": 1,
+                    "rayStartParams": {},
+                    "template": template({"cpu": "1", "memory": "1Gi", "nvidia.com/gpu": str(gpus)}),
+                }
+            ],
+        },
+    }
+
+
+def test_a_ray_cluster_is_scheduled_on_gpu_nodes_and_turns_ready(cluster: ControlPlane, namespace: str) -> None:
+    with cluster.nodes(GpuNodes(f"{namespace}-gpu", taints=(TAINT,)), GpuNodes(f"{namespace}-cpu", gpus=0)):
+        cluster.kubectl("apply", "-f", "-", stdin=json.dumps(ray_cluster("ready", namespace)))
+        cluster.kubectl("wait", "--for=condition=HeadPodReady", "--timeout=60s", "-n", namespace, "raycluster/ready")
+        cluster.kubectl("wait", "--for=jsonpath={.status.state}=ready", "-n", namespace, "raycluster/ready")
+        (worker,) = cluster.items("pod", namespace, "ray.io/node-type=worker")
+        assert worker["spec"]["nodeName"] == f"{namespace}-gpu-0"
+
+        # What nobody can hold stays Pending, and the scheduler says why.
+        cluster.kubectl("apply", "-f", "-", stdin=json.dumps(ray_cluster("large", namespace, gpus=9)))
+        large = "-l=ray.io/cluster=large,ray.io/node-type=worker"
+        cluster.kubectl("wait", "--for=create", "--timeout=60s", "-n", namespace, "pod", large)
+        cluster.kubectl("wait", "--for=condition=PodScheduled=False", "--timeout=60s", "-n", namespace, "pod", large)
+        (worker,) = cluster.items("pod", namespace, large.removeprefix("-l="))
+        assert "Insufficient nvidia.com/gpu" in worker["status"]["conditions"][0]["message"]
+
+
+def test_what_is_owned_goes_with_its_owner(cluster: ControlPlane, namespace: str) -> None:
+    cluster.kubectl("create", "configmap", "owner", "-n", namespace)
+    uid = cluster.get("configmap", "owner", namespace)["metadata"]["uid"]
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": uid}
+    child = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "child", "namespace": namespace, "ownerReferences": [owner]},
+    }
+    cluster.kubectl("apply", "-f", "-", stdin=json.dumps(child))
+    cluster.kubectl("delete", "configmap", "owner", "-n", namespace)
+    cluster.kubectl("wait", "--for=delete", "--timeout=60s", "configmap/child", "-n", namespace)
+
+
+def test_a_service_account_has_its_own_rights_and_name(cluster: ControlPlane, namespace: str) -> None:
+    cluster.kubectl("create", "serviceaccount", "reader", "-n", namespace)
+    mark = cluster.audit_size
+    kubeconfig = cluster.kubeconfig_of_service_account(namespace, "reader")
+    refused = cluster.kubectl(f"--kubeconfig={kubeconfig}", "create", "configmap", "x", "-n", namespace, check=False)
+    assert "forbidden" in refused
+    (write,) = [
+        request
+        for request in cluster.requests(f"system:serviceaccount:{namespace}:reader", mark)
+        if request.writes and request.resource == "configmaps"
+    ]
+    assert (write.verb, write.namespace, write.code) == ("create", namespace, 403)
+
+
+@pytest.mark.parametrize("program", ["kube-apiserver", "kuberay"])
+def test_a_program_that_was_restarted_goes_on(cluster: ControlPlane, namespace: str, program: str) -> None:
+    cluster.restart(program)
+    cluster.kubectl("apply", "-f", "-", stdin=json.dumps(ray_cluster("again", namespace)))
+    head = ["-n", namespace, "pod", "-l=ray.io/cluster=again,ray.io/node-type=head"]
+    cluster.kubectl("wait", "--for=create", "--timeout=60s", *head)
