@@ -1,6 +1,8 @@
 """The control plane that the other tests stand on does what a cluster does."""
 
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -87,3 +89,44 @@ def test_a_program_that_was_restarted_goes_on(cluster: ControlPlane, namespace: 
     cluster.kubectl("apply", "-f", "-", stdin=json.dumps(ray_cluster("again", namespace)))
     head = ["-n", namespace, "pod", "-l=ray.io/cluster=again,ray.io/node-type=head"]
     cluster.kubectl("wait", "--for=create", "--timeout=60s", *head)
+
+
+@pytest.mark.parametrize(
+    ("label", "statuses"), [("waiting", "containerStatuses"), ("init-waiting", "initContainerStatuses")]
+)
+def test_a_pod_can_be_told_to_wait(cluster: ControlPlane, namespace: str, label: str, statuses: str) -> None:
+    job = ray_cluster("stuck", namespace)
+    reason = {"labels": {f"e2e.rlhf-operator.io/{label}": "ErrImagePull"}}
+    job["spec"]["workerGroupSpecs"][0]["template"]["metadata"] = reason
+    with cluster.nodes(GpuNodes(f"{namespace}-gpu", taints=(TAINT,))):
+        cluster.kubectl("apply", "-f", "-", stdin=json.dumps(job))
+        cluster.kubectl("wait", "--for=condition=HeadPodReady", "--timeout=60s", "-n", namespace, "raycluster/stuck")
+        worker = ["-n", namespace, "pod", "-l=ray.io/cluster=stuck,ray.io/node-type=worker"]
+        cluster.kubectl("wait", "--for=create", "--timeout=60s", *worker)
+        waits = f"--for=jsonpath={{.status.{statuses}[0].state.waiting.reason}}=ErrImagePull"
+        cluster.kubectl("wait", waits, "--timeout=60s", *worker)
+        assert cluster.get("raycluster", "stuck", namespace)["status"].get("readyWorkerReplicas", 0) == 0
+
+
+def test_a_server_of_the_test_answers_for_a_head(cluster: ControlPlane, namespace: str) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(self.headers["X-Ray-Authorization"].encode())
+
+    server = ThreadingHTTPServer((cluster.pod_address, 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    job = ray_cluster("answers", namespace)
+    ports = [{"name": "progress", "containerPort": server.server_port}]
+    job["spec"]["headGroupSpec"]["template"]["spec"]["containers"][0]["ports"] = ports
+    try:
+        with cluster.nodes(GpuNodes(f"{namespace}-gpu", taints=(TAINT,))):
+            cluster.kubectl("apply", "-f", "-", stdin=json.dumps(job))
+            cluster.kubectl("wait", "--for=jsonpath={.status.state}=ready", "-n", namespace, "raycluster/answers")
+            path = f"/api/v1/namespaces/{namespace}/services/answers-head-svc:progress/proxy/"
+            answer = cluster.api.get(path, headers={"X-Ray-Authorization": "Bearer secret"})
+            assert answer.text == "Bearer secret"
+    finally:
+        server.shutdown()
+        server.server_close()
