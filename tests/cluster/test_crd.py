@@ -390,6 +390,13 @@ def test_a_suspended_job_keeps_what_its_checkpoints_were_trained_from(jobs: Jobs
         assert jobs.change("job", {"spec": patch}) is None
 
 
+def test_a_cluster_that_a_queue_suspends_stays_as_it_was_planned(jobs: Jobs, job: Json) -> None:
+    set_status(jobs, phase="Suspended", rayCluster="job-1")
+    assert "it cannot change while there is a cluster" in str(jobs.change("job", {"spec": IMAGE}))
+    set_status(jobs, phase="Suspended", rayCluster=None)
+    assert jobs.change("job", {"spec": IMAGE}) is None
+
+
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
 def test_a_job_that_has_ended_stays_as_it_was(jobs: Jobs, job: Json, phase: str) -> None:
     set_status(jobs, phase=phase)

@@ -230,8 +230,10 @@ _NAME = Rule(
 
 _PHASE = "(has(oldSelf.status) && has(oldSelf.status.phase) ? oldSelf.status.phase : '')"
 _STARTED = "(has(oldSelf.status) && has(oldSelf.status.tries) && oldSelf.status.tries > 0)"
-_RUNS = f"({_PHASE} in ['Provisioning', 'Training', 'Restarting'])"
 _ENDED = f"({_PHASE} in ['Succeeded', 'Failed'])"
+# A queue that suspends a cluster keeps it as it is, to resume it later.
+_HAS_CLUSTER = "(has(oldSelf.status) && has(oldSelf.status.rayCluster))"
+_RUNS = f"({_PHASE} in ['Provisioning', 'Training', 'Restarting'] || ({_HAS_CLUSTER} && !{_ENDED}))"
 
 
 def _changed(fields: tuple[str, ...]) -> Culprits:
@@ -265,8 +267,8 @@ def change_rules() -> tuple[Rule, ...]:
         _fixed(
             tuple(name for name in settings if name not in IDENTITY),
             _RUNS,
-            "it cannot change while a cluster runs",
-            "set spec.suspend to true and wait for phase Suspended, or delete the job and create another",
+            "it cannot change while there is a cluster",
+            "set spec.suspend to true and wait until status.rayCluster is gone, or delete the job and create another",
         ),
         _fixed(settings, _ENDED, "the job has ended", "delete the job and create another"),
     )
