@@ -22,6 +22,8 @@ from silent_proxy import silent_proxy
 ROOT = Path(__file__).parents[2]
 KUBERAY = "github.com/ray-project/kuberay/ray-operator@*/config/crd/bases"
 USER = "rlhf-operator"
+RANDOM_MODEL = {"architecture": "qwen2", "config": {"hidden_size": 64}, "tokenizer": "ascii"}
+"""A model that needs no volume."""
 READY = {"HeadPodReady": "True", "RayClusterProvisioned": "True"}
 JOB = "rlhf-operator.io/job"
 RESYNC = 2.0
@@ -279,7 +281,7 @@ def test_it_stops_when_it_is_told_to_and_leaves_nothing_that_holds_a_namespace_b
 
 def test_kuberay_makes_the_cluster_ready_and_a_lost_head_is_replaced_with_its_cluster(whole: Team) -> None:
     whole.start(RLHF_OPERATOR_RETRY_DELAY_SECONDS="1", RLHF_OPERATOR_VIA_PROXY="false")
-    whole.apply()
+    whole.apply(storage=[], models={"policy": {"random": RANDOM_MODEL}})
     wait = ("wait", "--for=condition=ClusterReady", "--timeout=120s", "-n", whole.namespace, "rlhfjob/math")
     whole.cluster.kubectl(*wait)
     head = "ray.io/cluster=math-1,ray.io/node-type=head"

@@ -140,6 +140,7 @@ def test_why_pods_do_not_start_is_told_within_seconds(world):
     _, reason, message = world.condition("ClusterReady")
     assert reason == "PodsNotStarting"
     assert "pod math-1-head: container `ray`: ErrImagePull: no such image" in message
+    assert message == world.status()["message"]
     world.later(1800)
     assert world.condition("Failed")[1] == "PreRunningDeadlineExceeded"
     assert "ErrImagePull" in world.status()["message"]

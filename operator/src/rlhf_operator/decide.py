@@ -11,7 +11,7 @@ from rlhf_api.pools import NodePool
 from rlhf_api.status import PoolStatus
 
 from rlhf_operator import conditions
-from rlhf_operator.conditions import is_true, reason_of
+from rlhf_operator.conditions import condition_of, is_true, reason_of
 from rlhf_operator.decision import LATER, SOON, Decision, Draft, DropJob, MakeCluster, Patience, Seen, Submit
 from rlhf_operator.manifests import cluster_name, submission_id
 from rlhf_operator.observe import format_time, parse_time, troubles
@@ -204,7 +204,8 @@ def _cluster_ready(draft: Draft) -> bool:
     age = (draft.seen.now - cluster.created).total_seconds()
     draft.look_again(min(max(age / 2, SOON), LATER))
     if draft.status.submission_id is None:
-        draft.wait(f"{waiting}.")
+        told = condition_of(draft.status, "ClusterReady")
+        draft.wait(told.message if told else waiting)
         return True
     return False
 
