@@ -1,10 +1,12 @@
 """What the operator tells about a job."""
 
-from typing import Annotated, Literal
+from dataclasses import replace
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from rlhf_api.base import ApiModel
+from rlhf_api.errors import SpecError, field_errors, format_path
 
 Phase = Literal["Pending", "Provisioning", "Training", "Suspended", "Restarting", "Succeeded", "Failed"]
 """Where a job is: its cluster is made in Provisioning; between two tries it is Restarting."""
@@ -128,3 +130,21 @@ class RLHFJobStatus(ApiModel):
     """Since when Ray's job API has not answered, RFC 3339; a resubmission does not reset it."""
     completion_time: str | None = None
     """When the job succeeded or failed, RFC 3339."""
+
+    @classmethod
+    def read(cls, status: Any) -> Self:
+        """Read a status as an API server gives it, whichever release wrote it: fields that are unknown are dropped.
+
+        Args:
+            status: the `status` of an RLHFJob; None where it has none yet.
+
+        Raises:
+            SpecError: with everything in it that cannot be read, by its path from `status`.
+        """
+        try:
+            return cls.model_validate({} if status is None else status, by_alias=True, by_name=False, extra="ignore")
+        except ValidationError as error:
+            problems = field_errors(cls, error)
+        whole, fix = format_path(()), "use the release of the operator that wrote it"
+        paths = ("status" if each.path == whole else f"status.{each.path}" for each in problems)
+        raise SpecError(replace(each, path=path, fix=fix) for each, path in zip(problems, paths, strict=True))
