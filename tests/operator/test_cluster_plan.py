@@ -21,8 +21,9 @@ def test_the_image_is_the_jobs_or_the_operators_default(cluster_manifest):
     del cluster_manifest["spec"]["image"]
     made = plan_cluster(RLHFJob.parse(cluster_manifest), "default:1")
     assert made.image == made.job.spec.image == "default:1"
-    [error] = errors_of(cluster_manifest)
-    assert error.startswith("spec.image: got nothing; expected the runtime's image")
+    for none in (None, ""):
+        [error] = errors_of(cluster_manifest, none)
+        assert error.startswith("spec.image: got nothing; expected the runtime's image")
 
 
 def test_all_problems_are_told_at_once(cluster_manifest):
@@ -83,6 +84,10 @@ BAD = [
     ("storage[0].mountPath", {"storage": [{**STORAGE[0], "mountPath": "/a:b"}]}),
     ("head.memory", {"head": {"memory": "100Mi"}}),
     ("env[0].name", {"env": [{"name": "RAY_AUTH_MODE", "value": "disabled"}]}),
+    ("code.configMap", {"code": {"configMap": "job-2"}}),
+    ("rayVersion", {"rayVersion": "2.9.0"}),
+    ("rayVersion", {"rayVersion": "2.52.1"}),
+    ("rayVersion", {"rayVersion": "1.60.0"}),
 ]
 BAD_POOLS = [
     ("memory", {"memory": "100M"}),
@@ -100,6 +105,20 @@ def test_what_pods_cannot_have_is_refused_by_name(cluster_manifest, field, chang
     cluster_manifest["spec"] |= change
     [error] = errors_of(cluster_manifest)
     assert error.startswith(f"spec.{field}: got ")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rayVersion": "2.53.0"},
+        {"rayVersion": "3.0.0"},
+        {"code": {"configMap": "job-rewards"}},
+        {"code": {"configMap": "other-2"}},
+    ],
+)
+def test_what_is_near_to_it_is_taken(cluster_manifest, change):
+    cluster_manifest["spec"] |= change
+    assert plan_cluster(RLHFJob.parse(cluster_manifest)).groups
 
 
 @pytest.mark.parametrize(("field", "change"), BAD_POOLS)

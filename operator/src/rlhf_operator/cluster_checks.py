@@ -4,9 +4,10 @@ import posixpath
 import re
 from collections.abc import Callable, Iterator
 
-from rlhf_api import FieldError, RLHFJobSpec
+from rlhf_api import FieldError, RLHFJob, RLHFJobSpec
 from rlhf_api.quantity import quantity_value
 
+from rlhf_operator.kuberay import HEAD_GROUP, LEAST_RAY
 from rlhf_operator.pod_layout import MOUNTS, RESERVED_ENV
 from rlhf_operator.volumes import below, volume_of
 
@@ -17,14 +18,12 @@ LEAST_MEMORY = 512 * MIB
 """Memory of a pod in which Ray starts."""
 LEAST_SHARED_MEMORY = 128 * MIB
 """Shared memory that holds the smallest object store that Ray takes."""
-HEAD_GROUP = "headgroup"
-"""KubeRay's name of the head's group."""
 _RESOURCE = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
 
-def check_cluster(spec: RLHFJobSpec) -> list[FieldError]:
+def check_cluster(job: RLHFJob) -> list[FieldError]:
     """Every problem of a job on a cluster; pure. What is wrong anywhere is `validate`'s to say."""
-    return [error for check in CHECKS for error in check(spec)]
+    return [*_names_of_ours(job), *(error for check in CHECKS for error in check(job.spec))]
 
 
 def cluster_notes(spec: RLHFJobSpec) -> list[str]:
@@ -58,6 +57,13 @@ def _input_paths(spec: RLHFJobSpec) -> dict[str, str]:
         f"spec.rewards[{i}].model.path": reward.model.path for i, reward in enumerate(spec.rewards) if reward.model
     }
     return {field: path for field, path in paths.items() if path is not None}
+
+
+def _names_of_ours(job: RLHFJob) -> Iterator[FieldError]:
+    name, code = job.metadata.name, job.spec.code
+    if code and re.fullmatch(rf"{re.escape(name)}-[0-9]+", code.config_map):
+        expected = f"another than `{name}-` and a number: so the operator names the ConfigMaps of this job"
+        yield FieldError("spec.code.configMap", f"`{code.config_map}`", expected, "rename it")
 
 
 def _absolute_inputs(spec: RLHFJobSpec) -> Iterator[FieldError]:
@@ -132,6 +138,14 @@ def _group_names(spec: RLHFJobSpec) -> Iterator[FieldError]:
             yield FieldError(f"spec.nodePools[{index}].name", f"`{pool.name}`", "another than KubeRay's own", fix)
 
 
+def _ray_version(spec: RLHFJobSpec) -> Iterator[FieldError]:
+    major, minor, _ = map(int, spec.ray_version.split("."))
+    if (major, minor) < LEAST_RAY:
+        expected = f"at least {'.'.join(map(str, LEAST_RAY))}, which asks for a token as KubeRay and the operator do"
+        fix = "build the image on a newer one, and write its version"
+        yield FieldError("spec.rayVersion", spec.ray_version, expected, fix)
+
+
 def _variables(spec: RLHFJobSpec) -> Iterator[FieldError]:
     lists = {"spec.env": spec.env, "spec.head.env": spec.head.env}
     lists |= {f"spec.nodePools[{index}].env": pool.env for index, pool in enumerate(spec.node_pools)}
@@ -149,5 +163,6 @@ CHECKS: tuple[Check, ...] = (
     _enough_memory,
     _device_resources,
     _group_names,
+    _ray_version,
     _variables,
 )

@@ -42,15 +42,15 @@ def plan_cluster(job: RLHFJob, default_image: str | None = None) -> ClusterPlan:
         SpecError: with every problem of the job, those of `build_plan` included.
     """
     spec, image = job.spec, job.spec.image or default_image
-    errors = check_cluster(spec)
-    if image is None:
+    errors = check_cluster(job)
+    if not image:
         fix = "add `image`, or give the operator a default"
         errors.insert(0, FieldError("spec.image", "nothing", "the runtime's image", fix))
     try:
         plan = build_plan(job, _run_dir(job.metadata.name, spec), [CODE_DIR] if spec.code else [], here=False)
     except SpecError as error:
         raise SpecError([*errors, *error.errors]) from None
-    if errors or image is None:
+    if errors or not image:
         raise SpecError(errors)
     full = plan.job.model_copy(update={"spec": plan.job.spec.model_copy(update={"image": image})})
     return ClusterPlan(full, image, plan.config, plan.groups, (*plan.notes, *cluster_notes(spec)))

@@ -323,13 +323,8 @@ def _ready_nodes(draft: Draft, pool: NodePool, before: int) -> int:
     if pods is not None:
         return sum(pod.ready and pod.group == pool.name for pod in pods)
     others = [other for other in draft.terms.pools if other.name != pool.name]
-    if not _scales(pool) and cluster.ready:
+    if not pool.scales and cluster.ready:
         return pool.nodes
-    if not any(map(_scales, others)) and (cluster.ready or not others):
+    if not any(other.scales for other in others) and (cluster.ready or not others):
         return cluster.ready_workers - sum(other.nodes for other in others)
     return before
-
-
-def _scales(pool: NodePool) -> bool:
-    fewest, most = pool.node_bounds
-    return fewest < most

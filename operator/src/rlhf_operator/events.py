@@ -11,7 +11,8 @@ from rlhf_api.status import Condition, RLHFJobStatus
 
 from rlhf_operator import conditions
 from rlhf_operator.conditions import condition_of
-from rlhf_operator.kube import MANAGER, Object
+from rlhf_operator.kube import Object
+from rlhf_operator.manifests import MANAGER
 from rlhf_operator.observe import JobView, format_time
 
 TROUBLE = frozenset(

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 from rlhf_api.status import Progress, RLHFJobStatus
 
+from rlhf_operator.kuberay import GROUP_LABEL, HEAD_GROUP
 from rlhf_operator.manifests import CLUSTER_LABEL, JOB_LABEL
 
 Object = Mapping[str, Any]
@@ -19,9 +20,6 @@ Object = Mapping[str, Any]
 Key = tuple[str, str]
 """Namespace and name."""
 
-HEAD_GROUP = "headgroup"
-"""KubeRay's name of the head's group."""
-GROUP_LABEL, RAY_CLUSTER_LABEL = "ray.io/group", "ray.io/cluster"
 TROUBLES = 3
 """Pods whose trouble is told, each with its own reason."""
 

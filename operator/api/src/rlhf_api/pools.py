@@ -49,3 +49,9 @@ class NodePool(PodSettings):
     def node_bounds(self) -> tuple[int, int]:
         """Fewest and most nodes; the same where the pool does not scale."""
         return self.min_nodes or self.nodes, self.max_nodes or self.nodes
+
+    @property
+    def scales(self) -> bool:
+        """Whether its number of nodes may change while it runs."""
+        fewest, most = self.node_bounds
+        return fewest < most

@@ -5,7 +5,7 @@ CLUSTER_LABEL = "rlhf-operator.io/cluster"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """Stands on the one object that a queue may hold back: here the RayCluster."""
 MANAGER = "rlhf-operator"
-"""Value of `app.kubernetes.io/managed-by`."""
+"""Value of `app.kubernetes.io/managed-by` of what the operator makes, and field manager of all that it writes."""
 
 
 def cluster_name(job: str, cluster: int) -> str:

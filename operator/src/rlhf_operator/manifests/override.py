@@ -7,6 +7,7 @@ from typing import Any
 
 from rlhf_api import FieldError, SpecError
 
+from rlhf_operator.kuberay import POD_LABELS
 from rlhf_operator.manifests.base import Manifest
 from rlhf_operator.manifests.merge import merge
 from rlhf_operator.manifests.ports import HEAD_PORTS
@@ -22,7 +23,6 @@ _POD_FIELDS = {
     "ephemeralContainers": "they are for pods that run",
 }
 """Fields of a pod that stay as they are, and why."""
-KUBERAY_LABELS = ("ray.io/cluster", "ray.io/group", "ray.io/node-type", "ray.io/identifier", "ray.io/is-ray-node")
 _RESOURCES = {"cpu": "`cpu`", "memory": "`memory`"}
 
 
@@ -92,7 +92,7 @@ def _decided(override: Mapping[str, Any], template: Manifest, path: str) -> Iter
 
 def _labels(given: Mapping[str, Any], ours: Mapping[str, str], path: str) -> Iterator[FieldError]:
     for key in given:
-        if key in ours or key in KUBERAY_LABELS:
+        if key in ours or key in POD_LABELS:
             fix = "choose another, or remove it"
             yield FieldError(f"{path}.{key}", f"`{key}`", "another label: the operator and KubeRay set this one", fix)
 

@@ -7,6 +7,7 @@ from rlhf_api import FieldError, SpecError
 from rlhf_api.pools import NodePool
 
 from rlhf_operator.cluster_plan import ClusterPlan
+from rlhf_operator.kuberay import API_VERSION, KIND, STAY_LOST
 from rlhf_operator.manifests.base import Manifest, Place, metadata
 from rlhf_operator.manifests.names import QUEUE_LABEL
 from rlhf_operator.manifests.pods import Pod, pod_template
@@ -15,9 +16,6 @@ from rlhf_operator.manifests.resources import head_resources, pool_resources
 from rlhf_operator.manifests.security import CONTAINER_SECURITY
 from rlhf_operator.pod_layout import MOUNTS, TMP_VOLUME
 
-API_VERSION, KIND = "ray.io/v1", "RayCluster"
-STAY_LOST = "ray.io/disable-provisioned-head-restart"
-"""Keeps KubeRay from replacing a lost head by a blank one."""
 IDLE_SECONDS = 60
 """Seconds after which the autoscaler gives back a node that nothing runs on."""
 
@@ -29,7 +27,7 @@ def ray_cluster(place: Place, plan: ClusterPlan) -> Manifest:
         SpecError: with every problem of the pods' overrides, and of labels that are the operator's.
     """
     spec, errors = plan.job.spec, _reserved_keys(place, plan)
-    scaling = [pool for pool in spec.node_pools if _scales(pool)]
+    scaling = [pool for pool in spec.node_pools if pool.scales]
     made: Manifest = {
         "rayVersion": spec.ray_version,
         "authOptions": {"mode": "token"},
@@ -62,11 +60,6 @@ def _worker_group(pool: NodePool, params: dict[str, str], template: Manifest) ->
     fewest, most = pool.node_bounds
     sizes = {"replicas": pool.nodes, "minReplicas": fewest, "maxReplicas": most}
     return {"groupName": pool.name, **sizes, "rayStartParams": params, "template": template}
-
-
-def _scales(pool: NodePool) -> bool:
-    fewest, most = pool.node_bounds
-    return fewest < most
 
 
 def _autoscaling() -> Manifest:
