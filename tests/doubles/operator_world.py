@@ -40,12 +40,14 @@ class FakeKube:
 
     Attributes:
         namespace: The operator's own.
+        in_pod: That it runs in a pod there.
         calls: Every request: verb, plural, name.
         failures: Taken one a request by verb; what is not None is raised in its place.
     """
 
     def __init__(self, clock: Callable[[], datetime]) -> None:
         self.namespace = "rlhf-system"
+        self.in_pod = True
         self.calls: list[tuple[str, str, str]] = []
         self.failures: dict[str, list[KubeError | None]] = {}
         self._clock = clock

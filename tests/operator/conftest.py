@@ -1,8 +1,9 @@
 """What the tests of the operator share."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -27,6 +28,15 @@ def kuberay_crd() -> dict[str, Any]:
         pytest.skip("no CRD of KubeRay here: e2e/kind/build.sh kuberay fetches it")
     crd: dict[str, Any] = yaml.load(found.read_text(), Loader=yaml.CSafeLoader)
     return crd
+
+
+@pytest.fixture(scope="session")
+def autoscaling_config() -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """What Ray's autoscaler makes of a RayCluster, by the Ray that is installed."""
+    pytest.importorskip("ray")
+    from ray.autoscaler._private.kuberay import autoscaling_config
+
+    return cast("Callable[..., dict[str, Any]]", autoscaling_config._derive_autoscaling_config_from_ray_cr)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from rlhf_api import RLHFJob, RuntimeConfig, SpecError
 from rlhf_api.placement import capacity, room
 from rlhf_operator.cluster_plan import plan_cluster
 from rlhf_operator.manifest import read_manifest
-from rlhf_operator.manifests import check_pruned, entrypoint, render, submission_id
+from rlhf_operator.manifests import Owner, check_pruned, entrypoint, render, submission_id
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 
@@ -64,6 +64,19 @@ def test_the_head_offers_nothing_to_ray_and_takes_no_gpu(cluster_manifest, rende
     assert head["template"]["spec"]["restartPolicy"] == "Never"
     ports = {port["name"]: port["containerPort"] for port in container_of(head)["ports"]}
     assert ports == {"gcs-server": 6379, "dashboard": 8265, "client": 10001, "metrics": 8080, "progress": 8090}
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.name)
+def test_rays_autoscaler_reads_the_clusters_of_all_examples_as_ray_will_find_them(file, autoscaling_config):
+    plan = plan_cluster(read_manifest(file), "runtime:1")
+    cluster = render(plan, Owner("uid-1", plan.job.metadata.name, "team"), 1).ray_cluster
+    nodes = autoscaling_config(cluster)["available_node_types"]
+    assert nodes.pop("headgroup")["resources"].items() >= {"CPU": 0, "GPU": 0}.items()
+    for group in cluster["spec"]["workerGroupSpecs"]:
+        read = nodes.pop(group["groupName"])
+        assert read["resources"].items() >= ray_node(group).items()
+        assert (read["min_workers"], read["max_workers"]) == (group["minReplicas"], group["maxReplicas"])
+    assert nodes == {}
 
 
 @pytest.mark.parametrize("resource", ["nvidia.com/gpu", "amd.com/gpu", "nvidia.com/mig-1g.10gb"])
@@ -245,10 +258,18 @@ def test_the_network_is_open_to_the_jobs_pods_and_the_operator_alone(cluster_man
     [source] = operator["from"]
     named = source["namespaceSelector"].get("matchLabels", {}).get("kubernetes.io/metadata.name")
     assert named == namespace
-    assert ("podSelector" in source) == (namespace is None)
+    assert source["podSelector"] == {"matchLabels": {"app.kubernetes.io/name": "rlhf-operator"}}  # not its neighbours
     open_ports = {port["port"] for port in operator["ports"]}
     assert open_ports == {"dashboard", "progress", "metrics"}
     assert open_ports <= {port["name"] for port in container_of(head_of(objects))["ports"]}
+
+
+def test_the_api_servers_proxy_gets_to_the_head_where_its_networks_are_told(cluster_manifest, rendered):
+    rules = rendered(cluster_manifest, api_server=("10.0.0.0/24", "10.1.0.7/32"))["NetworkPolicy"]["spec"]["ingress"]
+    proxy = rules[-1]
+    assert proxy["from"] == [{"ipBlock": {"cidr": "10.0.0.0/24"}}, {"ipBlock": {"cidr": "10.1.0.7/32"}}]
+    assert {port["port"] for port in proxy["ports"]} == {"dashboard", "progress"}
+    assert rules[:-1] == rendered(cluster_manifest)["NetworkPolicy"]["spec"]["ingress"]
 
 
 def test_names_stay_within_what_kuberay_allows(cluster_manifest, rendered):

@@ -1,23 +1,40 @@
-"""What an administrator may set, by environment variables `RLHF_OPERATOR_<FIELD>`."""
+"""What an administrator may set, by environment variables `RLHF_OPERATOR_<FIELD>`; an empty one is as none."""
 
+from ipaddress import ip_network
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from rlhf_api import FieldError, SpecError
 
+
+def _network(text: str) -> str:
+    try:
+        return str(ip_network(text))
+    except ValueError:
+        raise PydanticCustomError("network", "a network such as 10.0.0.0/24, or an address") from None
+
+
 Seconds = Annotated[float, Field(gt=0)]
+Network = Annotated[str, AfterValidator(_network)]
+"""A network as a CIDR."""
 
 
 class Settings(BaseSettings):
     """The operator's settings. Their defaults are those of a chart without values."""
 
-    model_config = SettingsConfigDict(env_prefix="RLHF_OPERATOR_", frozen=True, use_attribute_docstrings=True)
+    model_config = SettingsConfigDict(
+        env_prefix="RLHF_OPERATOR_", env_ignore_empty=True, frozen=True, use_attribute_docstrings=True
+    )
 
     namespaces: Annotated[tuple[str, ...], NoDecode] = ()
     """Namespaces whose jobs are run, separated by commas; none means all, which takes cluster-wide rights."""
     default_image: str | None = None
     """Runtime image of jobs that name none."""
+    api_server_cidrs: Annotated[tuple[Network, ...], NoDecode] = ()
+    """Networks that the API server's service proxy comes from, separated by commas: with them `rlhf logs`, and an
+    operator outside of the cluster, reach heads where NetworkPolicies are enforced."""
     via_proxy: bool | None = None
     """Reach Ray through the API server's service proxy. By default so outside of a cluster, and never in one."""
     resync_seconds: Seconds = 60
@@ -39,7 +56,7 @@ class Settings(BaseSettings):
     log_format: Literal["text", "json"] = "text"
     """How log lines are written."""
 
-    @field_validator("namespaces", mode="before")
+    @field_validator("namespaces", "api_server_cidrs", mode="before")
     @classmethod
     def _by_commas(cls, value: object) -> object:
         return tuple(filter(None, (name.strip() for name in value.split(",")))) if isinstance(value, str) else value

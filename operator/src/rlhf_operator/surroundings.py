@@ -27,8 +27,9 @@ from rlhf_operator.kube import (
     KubeError,
     Object,
 )
+from rlhf_operator.kuberay import CLUSTER_LABEL
 from rlhf_operator.manifests import Owner, Rendered, check_pruned, cluster_name, render
-from rlhf_operator.observe import RAY_CLUSTER_LABEL, ClusterView, DriverView, JobView, PodView, pod_view
+from rlhf_operator.observe import ClusterView, DriverView, JobView, PodView, pod_view
 from rlhf_operator.policies.edits import must_be_read
 from rlhf_operator.policies.head_loss import HEAD_GONE
 from rlhf_operator.ray_jobs import Head, RayJobs
@@ -233,7 +234,7 @@ class Surroundings:
         if age < POD_SECONDS or rested < min(max(age / 4, POD_SECONDS / 2), 30):
             return None
         memory.pods_at = now
-        selector = f"{RAY_CLUSTER_LABEL}={cluster.name}"
+        selector = f"{CLUSTER_LABEL}={cluster.name}"
         listing = await self.call(self.kube.list, PODS, cluster.namespace, labels=selector)
         return tuple(map(pod_view, listing.items))
 
@@ -248,7 +249,8 @@ class Surroundings:
     def _render(self, job: JobView, cluster: int, crd: Object | None) -> Rendered:
         plan = plan_cluster(RLHFJob.from_cluster(job.manifest), self.settings.default_image)
         owner = Owner(job.uid, job.name, job.namespace)
-        rendered = render(plan, owner, cluster, self.kube.namespace)
+        ours = self.kube.namespace if self.kube.in_pod else None
+        rendered = render(plan, owner, cluster, ours, self.settings.api_server_cidrs)
         if crd and (dropped := check_pruned(rendered.objects, crd)):
             raise SpecError(dropped)
         return rendered

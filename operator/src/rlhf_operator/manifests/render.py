@@ -1,5 +1,6 @@
 """All objects of one cluster of a job."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -43,14 +44,21 @@ def entrypoint(resume: bool) -> str:
     return f"{_DRIVER} --resume" if resume else _DRIVER
 
 
-def render(plan: ClusterPlan, owner: Owner | None, cluster: int, operator_namespace: str | None = None) -> Rendered:
+def render(
+    plan: ClusterPlan,
+    owner: Owner | None,
+    cluster: int,
+    operator_namespace: str | None = None,
+    api_server: Sequence[str] = (),
+) -> Rendered:
     """The objects of a job's cluster. Pure and deterministic.
 
     Args:
         plan: the job's plan.
         owner: the RLHFJob on the API server, which the objects go with; None where there is none (`rlhf render`).
         cluster: number of the cluster, from 1.
-        operator_namespace: where the operator runs, which may reach the pods.
+        operator_namespace: where the operator's pod runs, which may reach the cluster; None for any namespace.
+        api_server: networks, as CIDRs, that the API server's service proxy comes from, which may reach the head.
 
     Raises:
         SpecError: with every problem that shows in the objects alone: overrides of pod templates that touch what the
@@ -60,7 +68,7 @@ def render(plan: ClusterPlan, owner: Owner | None, cluster: int, operator_namesp
     place = Place(job.name, cluster, owner.namespace if owner else job.namespace, owner)
     kinds = (
         partial(config_map, place, plan.config),
-        partial(network_policy, place, operator_namespace),
+        partial(network_policy, place, operator_namespace, api_server),
         partial(ray_cluster, place, plan),
     )
     made, errors = list[Manifest](), list[FieldError]()

@@ -45,9 +45,9 @@ class PodResources:
         """Parameters of `ray start` as KubeRay passes them on: to a shell, so JSON stands in quotes.
 
         CPUs and GPUs are told in full: what is left out would be counted on the machine, and beside custom resources
-        KubeRay does not look at the limits.
+        KubeRay does not look at the limits. Custom resources are whole: Ray's autoscaler takes nothing else.
         """
-        custom = {key: amount for key, amount in self.ray.items() if key not in ("CPU", "GPU")}
+        custom = {key: int(amount) for key, amount in self.ray.items() if key not in ("CPU", "GPU")}
         params = {"num-cpus": f"{self.ray['CPU']:.0f}", "num-gpus": f"{self.ray.get('GPU', 0.0):.0f}"}
         params |= {"resources": f"'{json.dumps(custom)}'"} if custom else {}
         return params | ({"object-store-memory": str(self.object_store)} if self.object_store else {})
