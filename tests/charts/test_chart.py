@@ -9,6 +9,7 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
+from rlhf_api import SpecError
 from rlhf_operator.manifests import networkpolicy, ports
 from rlhf_operator.settings import Settings
 
@@ -55,7 +56,8 @@ def test_the_chart_and_the_operator_agree_on_settings_and_their_defaults():
     assert set(camel) - set(values) == {"namespaces", "viaProxy", "metricsPort", "healthPort"}
     assert set(values) <= set(camel)
     for name, schema in values.items():
-        assert (schema["default"] or None) == fields[camel[name]].default, name
+        told = tuple(schema["default"]) if schema["type"] == "array" else schema["default"]
+        assert (None if told == "" else told) == fields[camel[name]].default, name
 
 
 @pytest.mark.parametrize("values", CI)
@@ -69,8 +71,22 @@ def test_the_operator_reads_every_variable_that_it_is_given(render: Render, valu
     if values == "namespaced-values.yaml":
         assert settings.namespaces == ("team-a", "team-b")
         assert settings.default_image == "registry.example/rlhf-runtime:0.1.0"
+    if values == "everything-values.yaml":
+        assert settings.api_server_cidrs == ("10.0.0.0/24", "fd00::/64", "192.0.2.7/32")
     if values == "default-values.yaml":
         assert settings == Settings.model_construct()
+
+
+def test_an_empty_variable_is_as_none_and_one_that_cannot_be_read_is_named(monkeypatch):
+    for name in ("NAMESPACES", "DEFAULT_IMAGE", "API_SERVER_CIDRS", "RESYNC_SECONDS"):
+        monkeypatch.setenv(f"RLHF_OPERATOR_{name}", "")
+    assert Settings.read() == Settings.model_construct()
+    monkeypatch.setenv("RLHF_OPERATOR_API_SERVER_CIDRS", "10.0.0.0/24, 10.0.0.1/24")
+    with pytest.raises(SpecError) as caught:
+        Settings.read()
+    [error] = caught.value.errors
+    assert (error.path, error.got) == ("RLHF_OPERATOR_API_SERVER_CIDRS", "'10.0.0.1/24'")
+    assert error.expected.startswith("a network such as")
 
 
 @pytest.mark.parametrize("values", CI)
@@ -92,7 +108,11 @@ def test_a_value_that_the_chart_does_not_know_is_refused(template):
 
 
 @pytest.mark.parametrize(
-    "wrong", ["image.digest=sha256:1", "watchNamespaces={A}", "settings.maxConcurrent=0", "settings.logFormat=xml"]
+    "wrong",
+    [
+        *("image.digest=sha256:1", "watchNamespaces={A}", "settings.maxConcurrent=0", "settings.logFormat=xml"),
+        "settings.apiServerCidrs={apiserver}",
+    ],
 )
 def test_a_value_out_of_bounds_is_refused(template, wrong: str):
     done = template("--set", wrong)

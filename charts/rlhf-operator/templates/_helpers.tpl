@@ -53,6 +53,9 @@ app.kubernetes.io/part-of: rlhf-operator
 - {name: RLHF_OPERATOR_NAMESPACES, value: {{ join "," . | quote }}}
 {{- end }}
 {{- range $name, $value := .Values.settings }}
+{{- if kindIs "slice" $value }}
+{{- $value = join "," $value }}
+{{- end }}
 {{- if ne (toString $value) "" }}
 - {name: RLHF_OPERATOR_{{ snakecase $name | upper }}, value: {{ toString $value | quote }}}
 {{- end }}
