@@ -368,3 +368,17 @@ def test_a_cluster_whose_number_the_job_has_not_reached_makes_it_be_read_again(w
     with pytest.raises(RetrySoon):
         world.pass_from_memory()
     assert world.clusters() == ["math-2"]
+
+
+def test_a_lost_cluster_that_takes_its_time_to_go_is_waited_for(world):
+    """Its pods hold the machines that the next one needs."""
+    world.train()
+    lingering = copy.deepcopy(world.kube.peek(RAYCLUSTERS, "math-1"))
+    lingering["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    world.kube.put(RAYCLUSTERS, lingering)
+    world.later(60)
+    assert world.clusters() == ["math-1"]
+    assert world.condition("ClusterReady")[1] == "WaitingForPredecessor"
+    world.kube.remove(RAYCLUSTERS, "math-1")
+    world.later(60)
+    assert world.clusters() == ["math-2"]
