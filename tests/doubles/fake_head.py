@@ -1,11 +1,16 @@
 """A small Ray head over real HTTP: the part of the job API that the operator speaks, and the driver's progress."""
 
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import parse_qsl
+
+NODE = "0bb3fd91cf4463cb5bd7d85ef5dbb5b3c8a9e7ef07ca32c4b7d6d4d5"
+"""Ray's id of the node that drivers run on."""
 
 
 class FakeHead:
@@ -42,10 +47,18 @@ class FakeHead:
             return (200, self.progress) if self.progress else (404, "no driver")
         if method == "POST" and local == "/api/jobs/":
             return self._submit(body)
-        name, _, part = local.removeprefix("/api/jobs/").partition("/")
+        if local.startswith("/api/v0/logs/file?"):
+            return self._log(dict(parse_qsl(local.partition("?")[2])))
+        name = local.removeprefix("/api/jobs/")
         if name not in self.jobs:
             return 404, f"Job {name} does not exist"
-        return (200, {"logs": self.logs.get(name, "")}) if part == "logs" else (200, self.jobs[name])
+        return 200, {"driver_node_id": NODE, **self.jobs[name]}
+
+    def _log(self, query: dict[str, str]) -> tuple[int, Any]:
+        if query["node_id"] != NODE or query["submission_id"] not in self.jobs:
+            return 500, "None of the nodes has it"
+        lines = self.logs.get(query["submission_id"], "").splitlines(keepends=True)
+        return 200, "".join(lines if query["lines"] == "-1" else lines[-int(query["lines"]) :])
 
     def _submit(self, body: dict[str, Any]) -> tuple[int, Any]:
         name = body["submission_id"]
@@ -84,7 +97,12 @@ def fake_head(address: str = "127.0.0.1") -> Iterator[FakeHead]:
         def log_message(self, *_args: object) -> None:
             pass
 
-    server = ThreadingHTTPServer((address, 0), Handler)
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            if not isinstance(sys.exception(), ConnectionError):  # a client may go before it has read all
+                super().handle_error(request, client_address)
+
+    server = Server((address, 0), Handler)
     head = FakeHead(server)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import api_server_double
 import pytest
 import yaml
-from api_server_double import CLUSTERS, EVENTS, JOBS, PODS, PROXY, SECRETS, TOKEN, ApiServerDouble
+from api_server_double import CLUSTERS, EVENTS, JOBS, PODS, SECRETS, TOKEN, ApiServerDouble
 from kubernetes.config import kube_config
 from rlhf_operator import cli, kube
 from ruamel.yaml import YAML
@@ -42,6 +43,12 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServe
 def condition(kind: str, value: str = "True", message: str = "") -> dict[str, Any]:
     return {"type": kind, "status": value, "reason": "Because", "message": message,
             "lastTransitionTime": "2020-01-01T00:00:00Z", "observedGeneration": 1}  # fmt: skip
+
+
+def cluster_with(name: str) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": "default", "uid": "c1", "resourceVersion": "1"}
+    metadata |= {"creationTimestamp": "2020-01-01T00:00:00Z"}
+    return {"metadata": metadata, "status": {"head": {"serviceName": "job-1-head-svc"}}}
 
 
 def job_with(name: str = "job", **fields: Any) -> dict[str, Any]:
@@ -86,6 +93,12 @@ def test_apply_sends_what_was_written_and_says_what_that_changed(server, tmp_pat
     assert rlhf("apply", "-f", QUICKSTART).output.endswith("unchanged\n")
     (tmp_path / "job.yaml").write_text(re.sub(r"steps: \d+", "steps: 7", QUICKSTART.read_text()))
     assert rlhf("apply", tmp_path / "job.yaml").output.endswith("configured\n")
+    labelled = re.sub(r"(name: quickstart)", r"\1\n  labels: {team: a}", (tmp_path / "job.yaml").read_text(), count=1)
+    (tmp_path / "job.yaml").write_text(labelled)
+    assert rlhf("apply", tmp_path / "job.yaml", "--dry-run", "server").output.endswith("configured (server dry run)\n")
+    assert rlhf("apply", tmp_path / "job.yaml").output.endswith("configured\n")
+    server.objects[f"{JOBS}/quickstart"] |= {"status": {"phase": "Training"}}
+    assert rlhf("apply", tmp_path / "job.yaml").output.endswith("unchanged\n")
 
 
 def test_apply_tells_every_mistake_and_applies_nothing(server, tmp_path):
@@ -179,11 +192,17 @@ def test_status_says_what_to_do_next(server, fields, said):
     assert said in rlhf("status", "job").output.partition("Next: ")[2]
 
 
-def test_a_status_of_another_release_is_told(server):
-    server.objects[f"{JOBS}/job"] = job_with(mood="cheerful")
+def test_a_status_of_another_release_is_read_as_far_as_it_is_known(server):
+    server.objects[f"{JOBS}/job"] = job_with(**TRAINING, mood="cheerful")
+    assert "step 12 of 200" in rlhf("status", "job").output
+
+
+def test_a_status_that_cannot_be_read_is_told(server):
+    server.objects[f"{JOBS}/job"] = job_with(phase="Dreaming")
     result = rlhf("status", "job")
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert "install the operator's release" in result.stderr
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 2)
+    assert "status.phase: got 'Dreaming'" in result.stderr
+    assert "rlhf get job -o yaml" in result.stderr
 
 
 # ------------------------------------------------------------------------------------------------------------ events
@@ -209,6 +228,18 @@ def test_events_are_those_of_the_job_and_what_it_owns_in_order(server):
 
 def becomes(**fields: Any) -> Any:
     return lambda server: server.objects.__setitem__(f"{JOBS}/job", job_with(**fields))
+
+
+def until(holds: Any, step: Any) -> Any:
+    """A step of the story that waits for something to hold."""
+
+    def look(server: ApiServerDouble) -> None:
+        if holds(server):
+            step(server)
+        else:
+            server.story.insert(0, look)
+
+    return look
 
 
 PENDING, TRAINS = {"phase": "Pending"}, {"phase": "Training", "conditions": [condition("Training")]}
@@ -240,12 +271,10 @@ def test_wait_for_a_job_that_is_deleted_meanwhile(server):
 
 
 def test_wait_has_patience_with_an_api_server_that_is_away(server):
-    away = lambda server: server.refusals.__setitem__("GET", (503, "starting"))  # noqa: E731
-    server.story = [becomes(phase="Pending"), away]
-    threading.Timer(
-        0.3, lambda: (server.refusals.clear(), becomes(conditions=[condition("Succeeded")])(server))
-    ).start()
+    away = lambda server: server.away.update({JOBS: 3})  # noqa: E731
+    server.story = [becomes(phase="Pending"), away, becomes(conditions=[condition("Succeeded")])]
     assert rlhf("wait", "job", "--timeout", "30s").exit_code == 0
+    assert server.away == {JOBS: 0}
 
 
 def test_wait_has_an_end(server):
@@ -262,6 +291,17 @@ def test_suspend_and_resume_set_the_field(server):
     assert rlhf("suspend", "job").output.endswith("was suspended already\n")
     assert rlhf("resume", "job").output.endswith("resumed\n")
     assert server.objects[f"{JOBS}/job"]["spec"]["suspend"] is False
+
+
+@pytest.mark.parametrize("command", ["suspend", "resume"])
+def test_a_job_that_has_ended_is_neither_suspended_nor_resumed(server, command):
+    server.objects |= {f"{JOBS}/job": job_with(phase="Failed"), f"{JOBS}/other": job_with("other")}
+    server.objects[f"{JOBS}/other"]["spec"]["suspend"] = command == "resume"
+    result = rlhf(command, "job", "other")
+    assert (result.exit_code, result.output.splitlines()[0]) == (
+        0, "rlhfjob.rlhf-operator.io/job has ended (Failed): nothing is changed")  # fmt: skip
+    assert "suspend" not in server.objects[f"{JOBS}/job"]["spec"]
+    assert server.objects[f"{JOBS}/other"]["spec"]["suspend"] is (command == "suspend")
 
 
 def test_delete_waits_for_what_the_job_owned(server):
@@ -281,35 +321,105 @@ def driver(server):
     """A job whose driver has written three lines."""
     server.objects |= {
         f"{JOBS}/job": job_with(**TRAINING),
-        f"{CLUSTERS}/job-1": {"metadata": {"name": "job-1"}, "status": {"head": {"serviceName": "job-1-head-svc"}}},
+        f"{CLUSTERS}/job-1": cluster_with("job-1"),
         f"{SECRETS}/job-1": {"data": {"auth_token": base64.b64encode(TOKEN.encode()).decode()}},
     }
-    server.bodies[f"{PROXY}/job-1-2/logs"] = {"logs": "one\ntwo\nthree\n"}
+    server.logs["job-1-2"] = "one\ntwo\nthree\n"
     return server
 
 
-def test_logs_are_read_from_ray_with_the_clusters_token(driver):
-    assert rlhf("logs", "job").stdout == "one\ntwo\nthree\n"
-    assert rlhf("logs", "job", "--tail", "1").stdout == "three\n"
+def writes(text: str, submission: str = "job-1-2") -> Any:
+    return lambda server: server.logs.__setitem__(submission, server.logs.get(submission, "") + text)
+
+
+@pytest.mark.parametrize(
+    ("tail", "said"), [((), "one\ntwo\nthree\n"), (("--tail", 1), "three\n"), (("--tail", 0), "")], ids=str
+)
+def test_logs_are_read_from_ray_with_the_clusters_token(driver, tail, said):
+    result = rlhf("logs", "job", *tail)
+    assert (result.exit_code, result.stdout) == (0, said)
+
+
+def logs_asked(server: ApiServerDouble) -> list[str]:
+    return [path.rpartition("/")[2] for _, path, _ in server.asked if "/v0/logs/" in path]
+
+
+def follows(server: ApiServerDouble) -> bool:
+    return "stream" in logs_asked(server)
 
 
 def test_logs_are_followed_over_tries_to_the_end(driver):
-    def more(server):
-        server.bodies[f"{PROXY}/job-1-2/logs"] = {"logs": "one\ntwo\nthree\nfour\n"}
-
     def next_try(server):
-        server.bodies[f"{PROXY}/job-1-3/logs"] = {"logs": "again\n"}
+        server.logs |= {"job-1-2": server.logs["job-1-2"] + "its end\n", "job-1-3": "again\n"}
         becomes(**{**TRAINING, "submissionId": "job-1-3"})(server)
 
-    driver.story = [None, more, next_try, becomes(phase="Failed", message="enough", conditions=[condition("Failed")])]
+    def ends(server):
+        writes("to the end\n", "job-1-3")(server)
+        becomes(phase="Failed", message="enough", conditions=[condition("Failed")])(server)
+
+    driver.story = [None, until(follows, writes("four\n")), next_try, ends]
     result = rlhf("logs", "-f", "job", "--tail", "2")
-    assert (result.exit_code, result.stdout) == (1, "two\nthree\nfour\nagain\n")
+    assert (result.exit_code, result.stdout) == (1, "two\nthree\nfour\nits end\nagain\nto the end\n")
     assert result.stderr == "--- job-1-3\nFailed: enough\n"
 
 
-@pytest.mark.parametrize("lost", [f"{CLUSTERS}/job-1", f"{SECRETS}/job-1"], ids=["cluster gone", "no token"])
-def test_a_log_that_cannot_be_had_is_told(driver, lost):
+def test_a_log_that_is_followed_is_not_asked_for_again_and_again(driver):
+    driver.story = [None, until(follows, lambda _: None), *[None] * 20, becomes(**DONE)]
+    assert rlhf("logs", "-f", "job").exit_code == 0
+    assert logs_asked(driver) == ["stream", "file"]
+
+
+def test_a_followed_log_goes_on_where_it_was_cut_off(driver):
+    text = "one\ntwö\n"
+    driver.logs["job-1-2"], driver.cuts = text, 2
+    driver.story = [None, until(lambda server: not server.cuts, writes("three\n")), *[None] * 10, becomes(**DONE)]
+    result = rlhf("logs", "-f", "job")
+    assert (result.exit_code, result.stdout, driver.cuts) == (0, f"{text}three\n", 0)
+
+
+def test_following_has_patience_with_an_api_server_that_is_away(driver):
+    away = lambda server: server.away.update({JOBS: 3})  # noqa: E731
+    driver.away, driver.cuts = {f"{CLUSTERS}/": 2}, 1
+    driver.story = [None, until(lambda server: not server.cuts, away), becomes(**DONE)]
+    result = rlhf("logs", "-f", "job")
+    assert (result.exit_code, result.stdout) == (0, "one\ntwo\nthree\n")
+    assert set(driver.away.values()) == {0}
+
+
+def test_between_two_tries_the_log_is_that_of_the_last_one(driver):
+    between = {key: value for key, value in TRAINING.items() if key != "submissionId"} | {"phase": "Restarting"}
+    driver.objects[f"{JOBS}/job"] = job_with(**between)
+    assert rlhf("logs", "job").stdout == "one\ntwo\nthree\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        ({"phase": "Provisioning", "rayCluster": "job-1", "cluster": 1}, "no driver was submitted yet"),
+        ({"phase": "Succeeded", "cluster": 1, "tries": 2}, "the RayCluster of its last try is gone"),
+    ],
+    ids=["not yet", "no longer"],
+)
+def test_a_job_without_a_log_says_why(driver, status, said):
+    driver.objects[f"{JOBS}/job"] = job_with(**status)
+    result = rlhf("logs", "job")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert said in result.stderr
+
+
+def test_a_driver_that_has_not_started_has_no_log_yet(driver, monkeypatch):
+    monkeypatch.setattr(api_server_double, "NODE", None)
+    assert "its driver has not started" in rlhf("logs", "job").stderr
+
+
+@pytest.mark.parametrize(
+    ("lost", "left"),
+    [(f"{CLUSTERS}/job-1", None), (f"{SECRETS}/job-1", None), (f"{SECRETS}/job-1", {"data": {}})],
+    ids=["cluster gone", "no Secret", "no token"],
+)
+def test_a_log_that_cannot_be_had_is_told(driver, lost, left):
     del driver.objects[lost]
+    driver.objects |= {lost: left} if left else {}
     result = rlhf("logs", "job")
     assert (result.exit_code, result.stdout) == (1, "")
     assert re.fullmatch(r"job: no log can be had now \(.*\)\. Training: step 12 of 200\n", result.stderr)

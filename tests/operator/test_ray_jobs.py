@@ -1,14 +1,16 @@
 """Ray's job API over real HTTP, as a head and the API server's proxy answer."""
 
 import asyncio
+import base64
 from collections.abc import Iterator
 
 import httpx
 import pytest
 from fake_head import FakeHead, fake_head
+from operator_values import cluster
 from rlhf_api.status import Progress
 from rlhf_operator.kube import Access
-from rlhf_operator.ray_jobs import Head, RayJobs, RefusedError, UnreachableError
+from rlhf_operator.ray_jobs import Head, RayJobs, RefusedError, UnreachableError, head_of
 
 HEAD = Head("team", "math-1-head-svc", "secret")
 RUN = "python -m rlhf_runtime x"
@@ -92,6 +94,44 @@ def test_an_end_comes_with_its_exit_code_and_the_end_of_its_log(head):
     assert (view.state, view.exit_code, view.message, view.error_type) == ("failed", 5, "exit 5", "X")
     assert view.log.endswith("last line\n")
     assert len(view.log) < 20_000
+
+
+def test_of_a_long_log_only_its_end_is_asked_for_and_kept(head):
+    head.jobs["math-1-1"] = {"status": "FAILED"}
+    head.logs["math-1-1"] = "".join(f"line {number}\n" for number in range(100_000))
+    assert ask(head, look()).log == "".join(f"line {number}\n" for number in range(99_900, 100_000))
+    head.logs["math-1-1"] = "progress \r" * 100_000 + "done"
+    log = ask(head, look()).log
+    assert log.endswith("progress \rdone")
+    assert len(log) < 20_000
+
+
+def test_a_driver_that_never_started_has_no_log(head):
+    head.jobs["math-1-1"] = {"status": "FAILED", "driver_node_id": None}
+    assert (ask(head, look()).state, ask(head, look()).log) == ("failed", "")
+
+
+def test_an_answer_without_an_end_is_not_read_to_its_end(head):
+    head.jobs["math-1-1"] = {"status": "RUNNING"}
+    head.progress = {"step": 1, "steps": 2, "note": "x" * 2_000_000}
+    assert (ask(head, look()).state, ask(head, look()).progress) == ("running", None)
+
+
+def test_progress_of_another_release_is_read_as_far_as_it_is_known(head):
+    head.jobs["math-1-1"] = {"status": "RUNNING"}
+    head.progress = {"step": 1, "steps": 2, "mood": "cheerful"}
+    assert ask(head, look()).progress == Progress(step=1, steps=2)
+
+
+SECRET = {"data": {"auth_token": base64.b64encode(b"secret").decode()}}
+
+
+@pytest.mark.parametrize(
+    ("secret", "token"), [(SECRET, "secret"), (None, None), ({}, None), ({"data": {"auth_token": "a"}}, None)]
+)
+def test_a_head_is_reached_by_its_service_and_the_clusters_token(secret, token):
+    assert head_of(cluster(head_service="a-service"), secret) == Head("team", "a-service", token)
+    assert head_of(cluster(head_service=None), secret).service == "math-1-head-svc"
 
 
 def test_no_answer_is_an_answer_and_reads_the_same_every_time(head):

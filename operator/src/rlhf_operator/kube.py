@@ -7,7 +7,7 @@ drop the fields that it does not know. Calls block: the operator runs them in th
 import json
 import os
 import ssl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
+from rlhf_operator.manifests.names import MANAGER
+
 Object = dict[str, Any]
 """A Kubernetes object as the API server gives it."""
 
-MANAGER = "rlhf-operator"
-"""Field manager of everything that is written."""
 PAGE = 500
 """Objects a request of a list."""
 ATTEMPTS = 4
@@ -185,19 +185,18 @@ class Kube:
         except NotFoundError:
             return None
 
-    def list(self, resource: Resource, namespace: str | None = None, labels: str = "", fields: str = "") -> Listing:
+    def list(self, resource: Resource, namespace: str | None = None, labels: str = "") -> Listing:
         """All objects of a kind, in one namespace or in all, by pages.
 
         Args:
             resource: the kind.
             namespace: None for all namespaces.
             labels: a label selector.
-            fields: a field selector.
 
         Raises:
             KubeError: when the API server refuses; NotFoundError where the kind is not installed.
         """
-        query = {"limit": str(PAGE), "labelSelector": labels, "fieldSelector": fields}
+        query = {"limit": str(PAGE), "labelSelector": labels}
         items: list[Object] = []
         while True:
             page = self._json("GET", resource.path(namespace), {key: value for key, value in query.items() if value})
@@ -275,21 +274,6 @@ class Kube:
             return False
         return True
 
-    def pod_log(self, namespace: str, pod: str, **query: str) -> Iterator[bytes]:
-        """A pod's log as it comes, in chunks; with `follow="true"` until the container ends.
-
-        Raises:
-            KubeError: when the API server refuses.
-        """
-        path = f"{PODS.path(namespace, pod, 'log')}?{urlencode(query)}"
-        response = self._send("GET", path, None, {}, read_seconds=None, stream=True)
-        if response.status >= 400:
-            raise _error(response.status, response.read())
-        try:
-            yield from response.stream(2**14)
-        finally:
-            response.release_conn()
-
     def access(self) -> Access:
         """What it takes to speak through this API server's proxy.
 
@@ -346,8 +330,6 @@ class Kube:
         url: str,
         data: bytes | None,
         headers: Mapping[str, str],
-        read_seconds: float | None = READ_SECONDS,
-        stream: bool = False,
     ) -> urllib3.BaseHTTPResponse:
         pool = self._client.rest_client.pool_manager
         try:
@@ -356,9 +338,8 @@ class Kube:
                 self._config.host + url,
                 body=data,
                 headers={**self._credentials(), **headers},
-                timeout=urllib3.Timeout(connect=CONNECT_SECONDS, read=read_seconds),
+                timeout=urllib3.Timeout(connect=CONNECT_SECONDS, read=READ_SECONDS),
                 retries=False,
-                preload_content=not stream,
             )
         except urllib3.exceptions.HTTPError as error:
             pool.clear()  # what made one connection go silent made the others so too

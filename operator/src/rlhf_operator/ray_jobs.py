@@ -4,9 +4,15 @@ A head is reached by its service's name, or from outside of the cluster through 
 proxy strips `Authorization`, so the token goes in `X-Ray-Authorization`, which Ray takes too.
 """
 
-from collections.abc import Mapping
+import asyncio
+import base64
+import binascii
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 from pydantic import ValidationError
@@ -14,12 +20,20 @@ from rlhf_api.runtime_config import PROGRESS_PORT
 from rlhf_api.status import Progress
 
 from rlhf_operator.kube import Access
-from rlhf_operator.observe import DriverView
+from rlhf_operator.manifests.ports import DASHBOARD
+from rlhf_operator.observe import ClusterView, DriverView
 
-DASHBOARD_PORT = 8265
 CONNECT_SECONDS, ANSWER_SECONDS = 3.0, 10.0
-LOG_BYTES = 16_384
-"""Bytes of a log's end that are read for how the driver ended."""
+SILENT_SECONDS = 300.0
+"""How long a log that is followed may stay silent before its connection counts as lost."""
+POLL_SECONDS = 0.5
+"""Between two looks of Ray's at a log that is followed."""
+ANSWER_BYTES = 1 << 20
+"""Longest answer that is read. Some of it a job's own program writes, which must not fill the operator's memory."""
+END_LINES, END_BYTES = 100, 16_384
+"""Lines of a log's end that are asked for to learn how the driver ended, and bytes of them that are kept."""
+TOKEN_KEY = "auth_token"
+"""Key of the Secret that KubeRay makes for a cluster's token."""
 STATES: Mapping[str, Any] = {
     "PENDING": "pending",
     "RUNNING": "running",
@@ -36,6 +50,46 @@ class Head:
     namespace: str
     service: str
     token: str | None = None
+
+
+def head_of(cluster: ClusterView, secret: Mapping[str, Any] | None) -> Head:
+    """How a cluster's head is reached.
+
+    Args:
+        cluster: the RayCluster.
+        secret: the Secret of its name; None where there is none.
+    """
+    try:
+        token = base64.b64decode((secret or {}).get("data", {})[TOKEN_KEY]).decode()
+    except (KeyError, TypeError, binascii.Error, UnicodeDecodeError):
+        token = None
+    return Head(cluster.namespace, cluster.head_service or f"{cluster.name}-head-svc", token)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    status: int
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        return self.body.decode(errors="replace")
+
+    @property
+    def ok(self) -> bool:
+        return httpx.codes.is_success(self.status)
+
+    def mapping(self) -> dict[str, Any]:
+        """The body of an answer that has to be a JSON object."""
+        if not self.ok:
+            raise UnreachableError(f"it answered {self.status}")
+        try:
+            body = json.loads(self.body)
+        except ValueError:
+            body = None
+        if not isinstance(body, dict):
+            raise UnreachableError("its answer is not JSON")
+        return body
 
 
 class RefusedError(Exception):
@@ -59,7 +113,6 @@ class RayJobs:
         self._proxy = proxy
         self._client = httpx.AsyncClient(
             verify=proxy.tls if proxy else True,
-            timeout=httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=60),
             transport=transport,
             trust_env=False,
@@ -75,10 +128,10 @@ class RayJobs:
         A head that does not answer is an answer too: `unreachable`.
         """
         try:
-            response = await self._send(head, "GET", DASHBOARD_PORT, f"/api/jobs/{submission_id}")
-            if response.status_code == httpx.codes.NOT_FOUND and "does not exist" in response.text:
+            answer = await self._send(head, "GET", DASHBOARD.number, f"/api/jobs/{submission_id}")
+            if answer.status == httpx.codes.NOT_FOUND and "does not exist" in answer.text:
                 return DriverView("unknown")  # another 404 is a proxy's, which knows no such service
-            info = _mapping(response)
+            info = answer.mapping()
             state = STATES[info["status"]]
             progress = await self._progress(head) if state == "running" else None
             log = "" if state in ("pending", "running") else await self._log_end(head, submission_id)
@@ -103,43 +156,87 @@ class RayJobs:
             UnreachableError: when Ray does not answer.
         """
         body = {"entrypoint": entrypoint, "submission_id": submission_id, "metadata": dict(metadata)}
-        response = await self._send(head, "POST", DASHBOARD_PORT, "/api/jobs/", body)
-        if response.is_success or "already exists" in response.text:
+        answer = await self._send(head, "POST", DASHBOARD.number, "/api/jobs/", body)
+        if answer.ok or "already exists" in answer.text:
             return
-        if response.status_code in (httpx.codes.BAD_REQUEST, httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-            lines = response.text.strip().splitlines() or ["no reason given"]
-            raise RefusedError(f"Ray refused {submission_id} ({response.status_code}): {lines[-1][:500]}")
-        raise UnreachableError(f"it answered {response.status_code}")
+        if answer.status in (httpx.codes.BAD_REQUEST, httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+            lines = answer.text.strip().splitlines() or ["no reason given"]
+            raise RefusedError(f"Ray refused {submission_id} ({answer.status}): {lines[-1][:500]}")
+        raise UnreachableError(f"it answered {answer.status}")
 
     async def _progress(self, head: Head) -> Progress | None:
         """What the driver's endpoint tells; None where it does not, which is no trouble of the driver's."""
         try:
-            response = await self._send(head, "GET", PROGRESS_PORT, "/progress")
-            if not response.is_success:
+            answer = await self._send(head, "GET", PROGRESS_PORT, "/progress")
+            if not answer.ok:
                 return None
-            return Progress.model_validate_json(response.content, by_alias=True, by_name=False)
+            return Progress.model_validate_json(answer.body, by_alias=True, by_name=False, extra="ignore")
         except (UnreachableError, ValidationError):
             return None
 
-    async def log(self, head: Head, submission_id: str) -> str:
-        """All that a driver has written.
+    async def log(
+        self, head: Head, submission_id: str, lines: int | None = None, follow: bool = False
+    ) -> AsyncIterator[bytes]:
+        """What a driver has written, a piece at a time.
+
+        Args:
+            head: its head.
+            submission_id: its try.
+            lines: so many last lines, at least one; None for the whole log.
+            follow: go on with what it writes, without an end.
 
         Raises:
-            UnreachableError: when Ray does not answer, or does not know it.
+            UnreachableError: when Ray does not answer or does not know it, and when the connection is lost.
         """
-        response = await self._send(head, "GET", DASHBOARD_PORT, f"/api/jobs/{submission_id}/logs")
-        return str(_mapping(response).get("logs", ""))
+        info = await self._send(head, "GET", DASHBOARD.number, f"/api/jobs/{submission_id}")
+        node = info.mapping().get("driver_node_id")
+        if not node:
+            raise UnreachableError("its driver has not started")
+        query = {"node_id": node, "submission_id": submission_id, "timeout": int(SILENT_SECONDS)}
+        query |= {"lines": -1 if lines is None else lines}
+        query |= {"interval": POLL_SECONDS} if follow else {}
+        path = f"/api/v0/logs/{'stream' if follow else 'file'}?{urlencode(query)}"
+        silent = SILENT_SECONDS if follow else ANSWER_SECONDS
+        async with self._open(head, "GET", DASHBOARD.number, path, read_seconds=silent) as response:
+            if not response.is_success:
+                raise UnreachableError(f"it answered {response.status_code}")
+            async for chunk in response.aiter_bytes():
+                yield chunk
 
     async def _log_end(self, head: Head, submission_id: str) -> str:
+        end = b""
         try:
-            return (await self.log(head, submission_id))[-LOG_BYTES:]
-        except UnreachableError:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                async for chunk in self.log(head, submission_id, END_LINES):
+                    end = (end + chunk)[-END_BYTES:]
+        except (UnreachableError, TimeoutError):
             return ""
+        return end.decode(errors="replace")
 
     async def _send(
         self, head: Head, method: str, port: int, path: str, body: Mapping[str, Any] | None = None
-    ) -> httpx.Response:
-        headers: dict[str, str] = {}
+    ) -> _Answer:
+        """A request, and the whole of its answer."""
+        async with self._open(head, method, port, path, body) as response:
+            content = b""
+            async for chunk in response.aiter_bytes():
+                content += chunk
+                if len(content) > ANSWER_BYTES:
+                    raise UnreachableError("its answer is too long")
+            return _Answer(response.status_code, content)
+
+    @asynccontextmanager
+    async def _open(
+        self,
+        head: Head,
+        method: str,
+        port: int,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        read_seconds: float = ANSWER_SECONDS,
+    ) -> AsyncIterator[httpx.Response]:
+        """A request whose answer is read piece by piece within the context."""
+        headers = {"Accept-Encoding": "identity"}  # compressed, a few bytes could become many
         if self._proxy:
             service = f"/api/v1/namespaces/{head.namespace}/services/{head.service}:{port}/proxy"
             url = self._proxy.url + service + path
@@ -148,22 +245,11 @@ class RayJobs:
         else:
             url = f"http://{head.service}.{head.namespace}.svc:{port}{path}"
             headers |= {"Authorization": f"Bearer {head.token}"} if head.token else {}
+        timeout = httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS, read=read_seconds)
         try:
-            return await self._client.request(method, url, headers=headers, json=body)
+            async with self._client.stream(method, url, headers=headers, json=body, timeout=timeout) as response:
+                yield response
         except httpx.TimeoutException:
             raise UnreachableError("it did not answer in time") from None
         except (httpx.HTTPError, OSError):
             raise UnreachableError("no connection could be made") from None
-
-
-def _mapping(response: httpx.Response) -> dict[str, Any]:
-    """The body of an answer that has to be a JSON object."""
-    if not response.is_success:
-        raise UnreachableError(f"it answered {response.status_code}")
-    try:
-        body = response.json()
-    except ValueError:
-        body = None
-    if not isinstance(body, dict):
-        raise UnreachableError("its answer is not JSON")
-    return body

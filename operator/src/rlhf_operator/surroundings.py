@@ -1,8 +1,6 @@
 """What a pass asks of the world: the API server in threads, Ray's heads, and what is kept between passes."""
 
 import asyncio
-import base64
-import binascii
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +30,7 @@ from rlhf_operator.manifests import Owner, Rendered, check_pruned, cluster_name,
 from rlhf_operator.observe import ClusterView, DriverView, JobView, PodView, pod_view
 from rlhf_operator.policies.edits import must_be_read
 from rlhf_operator.policies.head_loss import HEAD_GONE
-from rlhf_operator.ray_jobs import Head, RayJobs
+from rlhf_operator.ray_jobs import Head, RayJobs, head_of
 from rlhf_operator.settings import Settings
 from rlhf_operator.store import Store
 from rlhf_operator.terms import Terms, terms_of
@@ -45,8 +43,6 @@ NODES_SECONDS, CRD_SECONDS = 30.0, 600.0
 """How long a list of nodes, and KubeRay's CRD, are good for."""
 POD_SECONDS = 3.0
 """Age from which a cluster that is not ready has its pods looked at."""
-TOKEN_KEY = "auth_token"
-"""Key of the Secret that KubeRay makes for a cluster's token."""
 
 
 def utc_now() -> datetime:
@@ -149,8 +145,7 @@ class Surroundings:
         """
         if memory.head is None or memory.head[0] != cluster.uid:
             secret = await self.call(self.kube.get, SECRETS, cluster.namespace, cluster.name)
-            service = cluster.head_service or f"{cluster.name}-head-svc"
-            memory.head = cluster.uid, Head(cluster.namespace, service, _token(secret))
+            memory.head = cluster.uid, head_of(cluster, secret)
         return memory.head[1]
 
     async def nodes(self) -> tuple[Node, ...] | None:
@@ -254,11 +249,3 @@ class Surroundings:
         if crd and (dropped := check_pruned(rendered.objects, crd)):
             raise SpecError(dropped)
         return rendered
-
-
-def _token(secret: Object | None) -> str | None:
-    """The token in a cluster's Secret; None where it has none."""
-    try:
-        return base64.b64decode((secret or {}).get("data", {})[TOKEN_KEY]).decode()
-    except (KeyError, binascii.Error, UnicodeDecodeError):
-        return None

@@ -5,8 +5,9 @@ from typing import Annotated
 import typer
 
 from rlhf_operator.cli.cluster import apply, events, get, resume, status, suspend
-from rlhf_operator.cli.follow import delete, logs, wait
+from rlhf_operator.cli.follow import delete, wait
 from rlhf_operator.cli.local import export, plan, run, validate
+from rlhf_operator.cli.logs import logs
 from rlhf_operator.cli.render import render
 
 HELP = """Train language models with reinforcement learning from one manifest.

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from pydantic import ValidationError
 from rlhf_api import FieldError, RLHFJob, SpecError
 from rlhf_api.status import RLHFJobStatus
 
@@ -126,12 +125,9 @@ def status(name: Name, namespace: Namespace = None, context: Context = None, kub
     with connected(namespace, context, kubeconfig) as cluster:
         job = cluster.find(name)
         try:
-            known = RLHFJobStatus.model_validate(job.get("status") or {}, by_alias=True, by_name=False)
-        except ValidationError:
-            raise bad_input(
-                f"status of {name}: got one that this program does not know; expected its own release's. "
-                f"Fix: install the operator's release, or use `rlhf get {name} -o yaml`"
-            ) from None
+            known = RLHFJobStatus.read(job.get("status"))
+        except SpecError as error:
+            raise bad_input(f"{error}\n`rlhf get {name} -o yaml` shows the status as it is.") from None
         typer.echo(job_page(job, known, datetime.now(UTC)))
 
 
@@ -164,7 +160,11 @@ def _set_suspend(
     done, already = ("suspended", "was suspended already") if value else ("resumed", "was not suspended")
     with connected(namespace, context, kubeconfig) as cluster:
         for name in names:
-            typer.echo(f"{KIND}/{name} {done if cluster.suspend(name, value) else already}")
+            phase = (cluster.find(name).get("status") or {}).get("phase")
+            if phase in ("Succeeded", "Failed"):
+                typer.echo(f"{KIND}/{name} has ended ({phase}): nothing is changed")
+            else:
+                typer.echo(f"{KIND}/{name} {done if cluster.suspend(name, value) else already}")
 
 
 def _list_of(jobs: list[dict[str, Any]]) -> dict[str, Any]:

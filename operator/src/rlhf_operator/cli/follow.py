@@ -1,7 +1,7 @@
-"""The commands that stay: wait, logs, delete --wait. Each looks again every second."""
+"""The commands that stay: wait, and delete --wait. Each looks again every second."""
 
 import time
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rlhf_api.status import ConditionType
@@ -9,9 +9,6 @@ from rlhf_api.status import ConditionType
 from rlhf_operator.cli.cluster import KIND
 from rlhf_operator.cli.connection import FAILED, Context, Kubeconfig, Name, Names, Namespace, bad_input, connected
 from rlhf_operator.cli.durations import seconds_in
-
-if TYPE_CHECKING:
-    from rlhf_operator.cli.jobs import Jobs
 
 LOOK_SECONDS = 1.0
 """Between two looks at a job."""
@@ -45,7 +42,7 @@ def wait(
     with connected(namespace, context, kubeconfig) as cluster:
         job: Job | None = cluster.find(name)
         while True:
-            if (line := _line(job)) != said:
+            if (line := state_line(job)) != said:
                 typer.echo(line)
                 said = line
             match outcome(job, condition):
@@ -77,78 +74,13 @@ def outcome(job: Job | None, wanted: ConditionType) -> Outcome:
     return "hopeless" if true & {"Succeeded", "Failed"} else "open"
 
 
-def _line(job: Job | None) -> str:
+def state_line(job: Job | None) -> str:
+    """The phase of a job, and why."""
     if job is None:
         return "It was deleted."
     status = job.get("status") or {}
     message = " ".join((status.get("message") or "").split())
     return f"{status.get('phase') or 'Not looked at yet'}{': ' if message else ''}{message}"
-
-
-def logs(
-    name: Name,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="until the job ends, over all its tries")] = False,
-    tail: Annotated[int | None, typer.Option(metavar="LINES", min=0, help="begin with the last lines alone")] = None,
-    namespace: Namespace = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
-) -> None:
-    """Print what a job's driver writes: one line a step, and at the end the summary as JSON.
-
-    With -f the exit code is 0 if the job succeeds, and 1 if it does not.
-    """
-    with connected(namespace, context, kubeconfig) as cluster:
-        reader = _Reader(cluster, tail)
-        job: Job | None = cluster.find(name)
-        if not follow:
-            if not reader.read(job):
-                typer.echo(f"{name}: no log can be had now ({reader.trouble}). {_line(job)}", err=True)
-                raise typer.Exit(FAILED)
-            return
-        while outcome(job, "Succeeded") == "open":
-            reader.read(job)
-            time.sleep(LOOK_SECONDS)
-            job = cluster.look_again(name, job)
-        reader.read(job)
-        typer.echo(_line(job), err=True)
-        raise typer.Exit(0 if outcome(job, "Succeeded") == "reached" else FAILED)
-
-
-class _Reader:
-    """Prints what is new in the log of a job's current try."""
-
-    def __init__(self, cluster: "Jobs", tail: int | None) -> None:
-        self.trouble = ""
-        self._cluster = cluster
-        self._tail = tail
-        self._submission = ""
-        self._printed = 0
-
-    def read(self, job: Job | None) -> bool:
-        """Print what came since the last time; whether there is a log at all, and if not, why: `trouble`."""
-        from rlhf_operator.cli.jobs import UnreachableError
-
-        status = (job or {}).get("status") or {}
-        ray_cluster, submission = status.get("rayCluster"), status.get("submissionId")
-        if not ray_cluster or not submission:
-            self.trouble = "no driver was submitted"
-            return False
-        try:
-            log = self._cluster.driver_log(ray_cluster, submission)
-        except UnreachableError as error:
-            self.trouble = str(error)
-            return False
-        if submission != self._submission:
-            if self._submission:
-                typer.echo(f"--- {submission}", err=True)
-            self._submission, self._printed = submission, 0
-            if self._tail is not None:
-                lines = log.splitlines(keepends=True)
-                self._printed = sum(map(len, lines[: max(len(lines) - self._tail, 0)]))
-                self._tail = None
-        typer.echo(log[self._printed :], nl=False)
-        self._printed = len(log)
-        return True
 
 
 def delete(

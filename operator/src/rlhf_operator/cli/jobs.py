@@ -1,9 +1,8 @@
 """RLHFJobs on a cluster, as commands need them. Imports the client, so commands import this when they run."""
 
 import asyncio
-import base64
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, Self
@@ -28,7 +27,8 @@ from rlhf_operator.kube import (
     UnavailableError,
 )
 from rlhf_operator.manifests.names import JOB_LABEL
-from rlhf_operator.ray_jobs import Head, RayJobs, UnreachableError
+from rlhf_operator.observe import cluster_view
+from rlhf_operator.ray_jobs import Head, RayJobs, UnreachableError, head_of
 
 MANAGER = "rlhf"
 """Field manager of what a person asks for."""
@@ -115,7 +115,7 @@ class Jobs:
         after = self.kube.apply(manifest, RLHFJOBS, **query)
         if before is None:
             return "created"
-        return "unchanged" if before["metadata"]["generation"] == after["metadata"]["generation"] else "configured"
+        return "unchanged" if _asked_for(before) == _asked_for(after) else "configured"
 
     def suspend(self, name: str, suspend: bool) -> bool:
         """Set `spec.suspend`.
@@ -169,27 +169,38 @@ class Jobs:
 
         return sorted(filter(belongs, self.kube.list(EVENTS, self.namespace).items), key=time_of_event)
 
-    def driver_log(self, ray_cluster: str, submission_id: str) -> str:
-        """All that a driver has written, from Ray's job API.
+    async def driver_log(
+        self, ray_cluster: str, submission_id: str, lines: int | None = None, follow: bool = False
+    ) -> AsyncIterator[bytes]:
+        """What a driver has written, a piece at a time; as `RayJobs.log`.
 
         Raises:
-            UnreachableError: where Ray or the try is gone.
+            UnreachableError: where the API server, Ray or the try is away or gone, and when the connection is lost.
             KubeError: when the API server refuses, such as to show the cluster's token.
         """
-        cluster = self.kube.get(RAYCLUSTERS, self.namespace, ray_cluster)
+        head = await asyncio.to_thread(self._head, ray_cluster)
+        rays = RayJobs(self.kube.access())
+        try:
+            async for chunk in rays.log(head, submission_id, lines, follow):
+                yield chunk
+        finally:
+            await rays.close()
+
+    def _head(self, ray_cluster: str) -> Head:
+        try:
+            cluster = self.kube.get(RAYCLUSTERS, self.namespace, ray_cluster)
+            secret = self.kube.get(SECRETS, self.namespace, ray_cluster) if cluster else None
+        except UnavailableError:
+            raise UnreachableError("the API server does not answer") from None
         if cluster is None:
             raise UnreachableError("its RayCluster is gone")
-        service = cluster.get("status", {}).get("head", {}).get("serviceName") or f"{ray_cluster}-head-svc"
-        secret = self.kube.get(SECRETS, self.namespace, ray_cluster)
-        token = base64.b64decode(secret["data"]["auth_token"]).decode() if secret else None
-        return asyncio.run(self._driver_log(Head(self.namespace, service, token), submission_id))
+        return head_of(cluster_view(cluster), secret)
 
-    async def _driver_log(self, head: Head, submission_id: str) -> str:
-        ray = RayJobs(self.kube.access())
-        try:
-            return await ray.log(head, submission_id)
-        finally:
-            await ray.close()
+
+def _asked_for(job: Object) -> tuple[Object, ...]:
+    """What people ask for in a job; the operator's writes and the API server's own notes are no part of it."""
+    metadata = job["metadata"]
+    return job["spec"], metadata.get("labels") or {}, metadata.get("annotations") or {}
 
 
 def time_of_event(event: Mapping[str, object]) -> str:
