@@ -1,6 +1,7 @@
 """A small Ray head over real HTTP: the part of the job API that the operator speaks, and the driver's progress."""
 
 import json
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -57,7 +58,7 @@ class FakeHead:
     def _log(self, query: dict[str, str]) -> tuple[int, Any]:
         if query["node_id"] != NODE or query["submission_id"] not in self.jobs:
             return 500, "None of the nodes has it"
-        lines = self.logs.get(query["submission_id"], "").splitlines(keepends=True)
+        lines = re.findall(r"[^\n]*\n|[^\n]+$", self.logs.get(query["submission_id"], ""))
         return 200, "".join(lines if query["lines"] == "-1" else lines[-int(query["lines"]) :])
 
     def _submit(self, body: dict[str, Any]) -> tuple[int, Any]:

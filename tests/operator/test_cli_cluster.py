@@ -357,7 +357,8 @@ def test_logs_are_followed_over_tries_to_the_end(driver):
         writes("to the end\n", "job-1-3")(server)
         becomes(phase="Failed", message="enough", conditions=[condition("Failed")])(server)
 
-    driver.story = [None, until(follows, writes("four\n")), next_try, ends]
+    driver.logs["job-1-2"] = "one\ntwo\nthr"
+    driver.story = [None, until(follows, writes("ee\nfour\n")), next_try, ends]
     result = rlhf("logs", "-f", "job", "--tail", "2")
     assert (result.exit_code, result.stdout) == (1, "two\nthree\nfour\nits end\nagain\nto the end\n")
     assert result.stderr == "--- job-1-3\nFailed: enough\n"
