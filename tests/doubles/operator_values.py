@@ -65,11 +65,11 @@ def cluster(conditions: Mapping[str, bool] | None = None, head_reason: str = "",
         "deleting": False,
         "suspended": False,
         "ready_workers": 1,
-        "wanted_workers": 1,
+        "fewest": {"train": 1},
+        "scales": False,
         "head_service": "math-1-head-svc",
         "conditions": {
-            kind: RayCondition(holds, head_reason if kind == "HeadPodReady" else "", "", START)
-            for kind, holds in told.items()
+            kind: RayCondition(holds, head_reason if kind == "HeadPodReady" else "", "") for kind, holds in told.items()
         },
     }
     return ClusterView(**made | changes)

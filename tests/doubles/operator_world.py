@@ -86,7 +86,7 @@ class FakeKube:
         self._record("get", resource, name)
         return copy.deepcopy(self._objects.get((resource.plural, namespace, name)))
 
-    def list(self, resource: Resource, namespace: str | None = None, labels: str = "", fields: str = "") -> Listing:
+    def list(self, resource: Resource, namespace: str | None = None, labels: str = "") -> Listing:
         self._record("list", resource, "")
         found = [obj for obj in self.all(resource) if _matches(obj, labels)]
         return Listing(copy.deepcopy(found), str(next(self._versions)))
@@ -264,7 +264,8 @@ class World:
         return asyncio.run(self._pass_over(key))
 
     async def _pass_over(self, key: Key) -> float | None:
-        self.around._nodes = self.around._crd = None  # a loop of its own a pass
+        self.around._nodes.expire()
+        self.around._crd.expire()
         return await self.reconciler.reconcile(key)
 
     def settle(self, key: Key = (NAMESPACE, "math"), passes: int = 20) -> None:

@@ -13,7 +13,10 @@ META = {
 
 
 def ray_cluster(status=None, spec=None, **meta):
-    groups = [{"replicas": 2, "minReplicas": 2}, {"replicas": 3, "minReplicas": 1}]
+    groups = [
+        {"groupName": "train", "replicas": 2, "minReplicas": 2, "maxReplicas": 2},
+        {"groupName": "rollout", "replicas": 3, "minReplicas": 1, "maxReplicas": 3},
+    ]
     return cluster_view(
         {"metadata": META | meta, "spec": {"workerGroupSpecs": groups} | (spec or {}), "status": status}
     )
@@ -25,13 +28,13 @@ def conditions(**holding):
 
 def test_a_cluster_is_ready_when_its_head_and_its_fewest_workers_are():
     whole = conditions(HeadPodReady=True, RayClusterProvisioned=True)
-    assert ray_cluster({"conditions": whole, "readyWorkerReplicas": 3}).ready
-    assert not ray_cluster({"conditions": whole, "readyWorkerReplicas": 2}).ready
+    assert ray_cluster({"conditions": whole, "readyWorkerReplicas": 3}).ready_by_sums
+    assert not ray_cluster({"conditions": whole, "readyWorkerReplicas": 2}).ready_by_sums
     headless = conditions(HeadPodReady=False, RayClusterProvisioned=True)
-    assert not ray_cluster({"conditions": headless, "readyWorkerReplicas": 5}).ready
+    assert not ray_cluster({"conditions": headless, "readyWorkerReplicas": 5}).ready_by_sums
     never_whole = conditions(HeadPodReady=True, RayClusterProvisioned=False)
-    assert not ray_cluster({"conditions": never_whole, "readyWorkerReplicas": 3}).ready
-    assert not ray_cluster(None).ready
+    assert not ray_cluster({"conditions": never_whole, "readyWorkerReplicas": 3}).ready_by_sums
+    assert not ray_cluster(None).ready_by_sums
 
 
 def test_a_cluster_counts_as_suspended_from_the_wish_to_the_return_of_its_pods():

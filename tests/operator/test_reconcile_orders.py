@@ -31,7 +31,7 @@ class Orders(RuleBasedStateMachine):
 
     def check_submission(self, submission_id: str) -> None:
         (made,) = self.world.kube.all(RAYCLUSTERS)
-        assert cluster_view(made).ready, "submitted to a cluster that is not ready"
+        assert cluster_view(made).ready_by_sums, "submitted to a cluster that is not ready"
         assert self.status["submissionId"] == submission_id, "submitted what the status does not tell"
 
     @property

@@ -9,12 +9,13 @@
 - apiGroups: [ray.io]
   resources: [rayclusters]
   verbs: [get, list, watch, create, patch, delete]
+# get: whose it is that has the name, before it is written or deleted
 - apiGroups: [""]
   resources: [configmaps]
-  verbs: [create, patch, delete]
+  verbs: [get, create, patch, delete]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
-  verbs: [create, patch, delete]
+  verbs: [get, create, patch, delete]
 # The token of a job's Ray cluster. RBAC can tell a Secret by its name alone, and these get theirs with the job.
 - apiGroups: [""]
   resources: [secrets]

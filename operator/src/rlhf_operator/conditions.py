@@ -5,7 +5,7 @@ from typing import Final
 
 from rlhf_api.status import Condition, ConditionType, RLHFJobStatus
 
-from rlhf_operator.observe import format_time
+from rlhf_operator.observe import format_time, parse_time
 
 ACCEPTED: Final = "Accepted"
 """Accepted: the spec can be run."""
@@ -52,8 +52,6 @@ SUSPENDED_BY_SPEC: Final = "SuspendedBySpec"
 SUSPENDED_BY_QUEUE: Final = "SuspendedByQueue"
 """Suspended: its RayCluster is, by a queue such as Kueue."""
 
-COMPLETED: Final = "Completed"
-"""Succeeded: all steps were done."""
 FINISHED: Final = "Finished"
 """ClusterReady, Training: no longer, since the job has ended."""
 
@@ -79,6 +77,12 @@ def reason_of(status: RLHFJobStatus, kind: ConditionType) -> str | None:
     """Why a condition is as it is; None where it was never told."""
     condition = condition_of(status, kind)
     return condition.reason if condition else None
+
+
+def changed_at(status: RLHFJobStatus, kind: ConditionType) -> datetime | None:
+    """Since when a condition is as it is; None where it was never told."""
+    condition = condition_of(status, kind)
+    return parse_time(condition.last_transition_time) if condition else None
 
 
 def with_condition(

@@ -11,7 +11,7 @@ from rlhf_api.pools import NodePool
 from rlhf_api.status import PoolStatus
 
 from rlhf_operator import conditions
-from rlhf_operator.conditions import condition_of, is_true, reason_of
+from rlhf_operator.conditions import changed_at, condition_of, is_true, reason_of
 from rlhf_operator.decision import LATER, SOON, Decision, Draft, DropJob, MakeCluster, Patience, Seen, Submit
 from rlhf_operator.manifests import cluster_name, submission_id
 from rlhf_operator.observe import format_time, parse_time, troubles
@@ -29,11 +29,12 @@ Step = Callable[[Draft], bool]
 
 
 def decide(seen: Seen, patience: Patience) -> Decision:
-    """Decide one pass: ask each question of `STEPS` in turn, until one settles it."""
+    """Decide one pass: ask each question of `STEPS` in turn, until one settles it; and tidy up."""
     draft = Draft(seen, patience, seen.job.status)
     for step in STEPS:
         if step(draft):
             break
+    draft.actions += seen.leftovers or ()
     return Decision(draft.status, tuple(draft.actions), draft.again)
 
 
@@ -43,12 +44,12 @@ def _deleted(draft: Draft) -> bool:
 
 
 def _finished(draft: Draft) -> bool:
-    """What has finished stays so: its clusters go, and after its time the job does."""
+    """What has finished stays so: its clusters go, and after its time, which may still be changed, the job does."""
     if draft.status.phase not in ("Succeeded", "Failed"):
         return False
     draft.drop(filter(None, (draft.seen.ours, *draft.seen.others)))
-    terms = draft.seen.terms
-    left = seconds_to_live(terms.ttl_seconds_after_finished if terms else None, draft.status, draft.seen.now)
+    draft.set(observed_generation=draft.seen.job.generation)
+    left = seconds_to_live(draft.terms.ttl_seconds_after_finished, draft.status, draft.seen.now)
     if left is not None and left <= 0:
         draft.actions.append(DropJob())
     elif left is not None:
@@ -67,12 +68,36 @@ def _refused(draft: Draft) -> bool:
         draft.tell("Accepted", True, conditions.ACCEPTED, "The spec can be run.")
     if problems is not None:
         draft.set(observed_generation=seen.job.generation)
-    if not problems and seen.terms:
+    if not problems:
         draft.set(gpus=seen.terms.gpus)
+    accepted = not problems and is_true(draft.status, "Accepted")
+    if accepted or draft.status.ray_cluster is not None:
         return False
-    if draft.status.ray_cluster is None:
-        draft.set(phase="Pending", message="The spec cannot be run: see the condition Accepted.")
-    return seen.terms is None or draft.status.ray_cluster is None
+    if problems is None:
+        draft.look_again(SOON)
+    unknown = f"Whether the spec can be run is not known yet: {seen.blind}"
+    message = unknown if problems is None else "The spec cannot be run: see the condition Accepted."
+    draft.set(phase="Pending", message=message)
+    return True
+
+
+def _ended(draft: Draft) -> bool:
+    """A driver that has ended succeeded, failed for good, or is followed by a next try on the same cluster."""
+    end = end_of(draft.seen.driver) if draft.seen.driver and draft.status.submission_id else None
+    if end is None:
+        return False
+    if draft.seen.driver and draft.seen.driver.progress:
+        draft.set(progress=draft.seen.driver.progress)
+    if end.kind is None:
+        draft.finish("Succeeded", end.reason, end.message)
+        return True
+    draft.count(end.kind, end.reason, end.message)
+    draft.tell("Training", False, end.reason, end.message)
+    draft.end_try()
+    if end.fatal:
+        draft.finish("Failed", end.reason, end.message)
+        return True
+    return _next_try_or_fail(draft, end.message)
 
 
 def _suspended(draft: Draft) -> bool:
@@ -123,25 +148,6 @@ def _lost(draft: Draft) -> bool:
     return _next_try_or_fail(draft, lost.message)
 
 
-def _ended(draft: Draft) -> bool:
-    """A driver that has ended succeeded, failed for good, or is followed by a next try on the same cluster."""
-    end = end_of(draft.seen.driver) if draft.seen.driver and draft.status.submission_id else None
-    if end is None:
-        return False
-    if draft.seen.driver and draft.seen.driver.progress:
-        draft.set(progress=draft.seen.driver.progress)
-    if end.kind is None:
-        draft.finish("Succeeded", end.reason, end.message)
-        return True
-    draft.count(end.kind, end.reason, end.message)
-    draft.tell("Training", False, end.reason, end.message)
-    draft.end_try()
-    if end.fatal:
-        draft.finish("Failed", end.reason, end.message)
-        return True
-    return _next_try_or_fail(draft, end.message)
-
-
 def _without_cluster(draft: Draft) -> bool:
     """A cluster is wanted and not there: once its predecessors are gone, it is named, and then made."""
     seen, status = draft.seen, draft.status
@@ -152,11 +158,15 @@ def _without_cluster(draft: Draft) -> bool:
             names = ", ".join(other.name for other in seen.others)
             draft.tell("ClusterReady", False, conditions.WAITING_FOR_PREDECESSOR, f"RayCluster {names} is going.")
             draft.look_again(SOON)
-            draft.wait(f"Waiting until RayCluster {names} is gone.")
+            draft.waits_for(f"Waiting until RayCluster {names} is gone.")
+            return True
+        if seen.leftovers or seen.leftovers is None:
+            draft.look_again(SOON)
+            draft.waits_for(f"Waiting until all of the last cluster is gone. {seen.blind}".strip())
             return True
         if _backs_off(draft):
             return True
-        number = max([status.cluster or 0, *(other.number for other in seen.others)]) + 1
+        number = (status.cluster or 0) + 1
         name = cluster_name(seen.job.name, number)
         draft.set(cluster=number, ray_cluster=name, try_=None, unreachable_since=None)
         draft.tell("ClusterReady", False, conditions.CREATING, f"RayCluster {name} is about to be made.")
@@ -169,13 +179,13 @@ def _without_cluster(draft: Draft) -> bool:
         message = f"A RayCluster {name} {why}. Waiting until the name is free."
         draft.tell("ClusterReady", False, conditions.NAME_TAKEN, message)
         draft.look_again(SOON)
-        draft.wait(message)
+        draft.waits_for(message)
         return True
     if seen.trouble:
         draft.tell("ClusterReady", False, conditions.CREATE_REFUSED, seen.trouble)
     _tell_pools(draft)
     draft.actions.append(MakeCluster(draft.status.cluster or 1))
-    draft.wait(seen.trouble or f"RayCluster {name} is being made.")
+    draft.waits_for(seen.trouble or f"RayCluster {name} is being made.")
     return True
 
 
@@ -185,7 +195,7 @@ def _cluster_ready(draft: Draft) -> bool:
     if cluster is None:
         raise ValueError("the step before settles a cluster that is not there")
     _tell_pools(draft)
-    if cluster.ready:
+    if draft.seen.whole:
         draft.tell("ClusterReady", True, conditions.ALL_PODS_READY, "Head and workers are ready.")
         if not is_true(draft.status, "PlacementFeasible"):
             draft.tell("PlacementFeasible", True, conditions.NODES_FIT, "All pods were placed.")
@@ -197,21 +207,23 @@ def _cluster_ready(draft: Draft) -> bool:
         trouble = trouble or f"{failure.reason}: {failure.message}"
     waiting = f"{cluster.ready_workers} of {cluster.wanted_workers} workers are ready"
     waiting += "" if cluster.head_ready else ", the head is not"
+    waiting += f"; {draft.seen.blind}" if draft.seen.blind else ""
+    waiting += f"; by pools: {draft.status.pool_summary}" if cluster.ready_by_sums else ""
     if trouble:
         draft.tell("ClusterReady", False, conditions.PODS_NOT_STARTING, f"{waiting}. {trouble}")
     elif draft.seen.pods is not None or reason_of(draft.status, "ClusterReady") != conditions.PODS_NOT_STARTING:
         draft.tell("ClusterReady", False, conditions.WAITING_FOR_PODS, f"{waiting}.")
-    age = (draft.seen.now - cluster.created).total_seconds()
-    draft.look_again(min(max(age / 2, SOON), LATER))
+    since = max(cluster.created, changed_at(draft.status, "ClusterReady") or cluster.created)
+    draft.look_again(min(max((draft.seen.now - since).total_seconds() / 2, SOON), LATER))
     if draft.status.submission_id is None:
         told = condition_of(draft.status, "ClusterReady")
-        draft.wait(told.message if told else waiting)
+        draft.waits_for(told.message if told else waiting)
         return True
     return False
 
 
 def _without_try(draft: Draft) -> bool:
-    """A try is wanted and there is none: after a pause it is named, and then submitted."""
+    """A try is wanted and there is none: after a pause it is named, and then submitted to a cluster that is ready."""
     status, job = draft.status, draft.seen.job
     if status.submission_id is None:
         if _backs_off(draft):
@@ -222,17 +234,22 @@ def _without_try(draft: Draft) -> bool:
         draft.tell("Training", False, conditions.SUBMITTING, f"The driver is submitted as {name}.")
         draft.actions.append(Submit(name))
         draft.look_again(SOON)
-        draft.wait(f"The driver is submitted as {name}.")
+        draft.waits_for(f"The driver is submitted as {name}.")
         return True
-    driver = draft.seen.driver
-    if driver and driver.state == "unknown":
-        if draft.seen.trouble:
-            draft.tell("Training", False, conditions.SUBMITTING, draft.seen.trouble)
-        draft.actions.append(Submit(status.submission_id))
-        draft.look_again(SOON)
-        draft.wait(draft.seen.trouble or f"The driver is submitted as {status.submission_id}.")
+    driver, told = draft.seen.driver, f"The driver is submitted as {status.submission_id}."
+    if driver is None or driver.state != "unknown":
+        return False
+    if not is_true(status, "ClusterReady"):
+        ready = condition_of(status, "ClusterReady")
+        draft.waits_for(ready.message if ready else told)
         return True
-    return False
+    if draft.seen.trouble:
+        told = f"{told} Not yet taken: {draft.seen.trouble}"
+        draft.tell("Training", False, conditions.SUBMITTING, told)
+    draft.actions.append(Submit(status.submission_id))
+    draft.look_again(SOON)
+    draft.waits_for(told)
+    return True
 
 
 def _training(draft: Draft) -> bool:
@@ -242,12 +259,13 @@ def _training(draft: Draft) -> bool:
         since = parse_time(status.unreachable_since) if status.unreachable_since else now
         draft.look_again(min(max((now - since).total_seconds() / 4, SOON), LATER))
         waits = "Training, though" if is_true(status, "Training") else "The driver was submitted, and"
-        draft.wait(f"{waits} Ray's job API does not answer.")
+        why = f": {driver.message}" if driver and driver.message else ""
+        draft.waits_for(f"{waits} Ray's job API does not answer{why}.")
         return True
     if driver.state == "pending":
         draft.tell("Training", False, conditions.DRIVER_STARTING, "Ray starts the driver.")
         draft.look_again(SOON)
-        draft.wait("Ray starts the driver.")
+        draft.waits_for("Ray starts the driver.")
         return True
     if not is_true(status, "Training"):
         draft.set(training_time=format_time(now))
@@ -264,16 +282,16 @@ STEPS: tuple[Step, ...] = (
     _deleted,
     _finished,
     _refused,
+    _ended,
     _suspended,
     _overdue,
     _lost,
-    _ended,
     _without_cluster,
     _cluster_ready,
     _without_try,
     _training,
 )
-"""The questions in their order."""
+"""The questions in their order. An end that has been seen counts, whatever else would have ended the try."""
 
 
 def _next_try_or_fail(draft: Draft, message: str) -> bool:
@@ -295,7 +313,7 @@ def _backs_off(draft: Draft) -> bool:
     message = f"The next try begins at {format_time(time)}. The last one ended with {last.reason}: {last.message}"
     draft.tell("Training", False, conditions.BACKING_OFF, message)
     draft.look_again((time - draft.seen.now).total_seconds())
-    draft.wait(message)
+    draft.waits_for(message)
     return True
 
 
@@ -307,6 +325,8 @@ def _tell_feasibility(draft: Draft) -> None:
 
 def _tell_pools(draft: Draft) -> None:
     """Pods of each pool, and all in one line."""
+    if not draft.terms.pools:
+        return
     before = {pool.name: pool.ready for pool in draft.status.pools}
     pools = [
         PoolStatus(name=pool.name, desired=pool.nodes, ready=_ready_nodes(draft, pool, before.get(pool.name, 0)))
@@ -322,9 +342,6 @@ def _ready_nodes(draft: Draft, pool: NodePool, before: int) -> int:
         return 0
     if pods is not None:
         return sum(pod.ready and pod.group == pool.name for pod in pods)
-    others = [other for other in draft.terms.pools if other.name != pool.name]
-    if not pool.scales and cluster.ready:
-        return pool.nodes
-    if not any(other.scales for other in others) and (cluster.ready or not others):
-        return cluster.ready_workers - sum(other.nodes for other in others)
-    return before
+    if len(draft.terms.pools) == 1:
+        return cluster.ready_workers
+    return pool.nodes if cluster.ready_by_sums and not cluster.scales else before

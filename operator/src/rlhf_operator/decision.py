@@ -10,6 +10,7 @@ from rlhf_api.status import MAX_FAILURES, ConditionType, Failure, FailureKind, P
 from rlhf_operator import conditions
 from rlhf_operator.conditions import is_true, with_condition
 from rlhf_operator.feasibility import Feasibility
+from rlhf_operator.manifests import Rendered
 from rlhf_operator.observe import ClusterView, DriverView, JobView, PodView, format_time
 from rlhf_operator.terms import Terms
 
@@ -35,14 +36,17 @@ class Seen:
 
     job: JobView
     now: datetime
-    terms: Terms | None = None
-    """None where the spec cannot be read."""
+    terms: Terms
     problems: tuple[FieldError, ...] | None = None
     """What keeps the spec from being run; None if it was not planned again."""
+    rendered: Rendered | None = None
+    """The objects of the next cluster, if it was planned again."""
     cluster: ClusterView | None = None
     """The RayCluster that the status names, whoever owns it; absent by a fresh look, not by memory."""
     others: tuple[ClusterView, ...] = ()
     """The job's other RayClusters."""
+    leftovers: tuple["Leftover", ...] | None = ()
+    """What is left of a cluster that is gone; None where that cannot be looked at."""
     pods: tuple[PodView, ...] | None = None
     """The cluster's pods, where they were looked at."""
     driver: DriverView | None = None
@@ -51,6 +55,21 @@ class Seen:
     """Whether nodes fit, where it was looked at."""
     trouble: str | None = None
     """Why the last action was refused."""
+    blind: str = ""
+    """Why something could not be looked at; empty if everything could."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether the job's own cluster has its head and all workers that it cannot do without.
+
+        Where a group scales, the pods say so; without a look at them a job that trains has what it was told to have.
+        """
+        cluster = self.ours
+        if cluster is None or not cluster.ready_by_sums:
+            return False
+        if self.pods is not None:
+            return cluster.ready_by_pods(self.pods)
+        return not cluster.scales or all(is_true(self.job.status, kind) for kind in ("ClusterReady", "Training"))
 
     @property
     def ours(self) -> ClusterView | None:
@@ -67,9 +86,18 @@ class MakeCluster:
 
 @dataclass(frozen=True)
 class DropCluster:
-    """Delete a RayCluster and what belongs to it."""
+    """Delete a RayCluster."""
 
     cluster: ClusterView
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """An object that a cluster was made of, and that it left behind. As an action: delete it."""
+
+    kind: str
+    name: str
+    uid: str
 
 
 @dataclass(frozen=True)
@@ -84,7 +112,7 @@ class DropJob:
     """Delete the job."""
 
 
-Action = MakeCluster | DropCluster | Submit | DropJob
+Action = MakeCluster | DropCluster | Leftover | Submit | DropJob
 
 
 @dataclass(frozen=True)
@@ -123,13 +151,7 @@ class Draft:
 
     @property
     def terms(self) -> Terms:
-        """The job's terms.
-
-        Raises:
-            ValueError: when its spec could not be read.
-        """
-        if self.seen.terms is None:
-            raise ValueError("the spec was not read")
+        """The job's terms."""
         return self.seen.terms
 
     def drop(self, clusters: Iterable[ClusterView]) -> None:
@@ -173,8 +195,8 @@ class Draft:
         self.set(phase=phase, message=message, completion_time=format_time(self.seen.now))
         self.look_again(SOON)
 
-    def wait(self, message: str) -> None:
-        """The phase of a job that waits for something: it trains on, or makes up for a failure, or begins."""
+    def waits_for(self, message: str) -> None:
+        """Set phase and message of a job that waits: it trains on, or makes up for a failure, or begins."""
         training = is_true(self.status, "Training")
         again = self.status.phase in ("Training", "Restarting")
         self.set(phase="Training" if training else "Restarting" if again else "Provisioning", message=message)

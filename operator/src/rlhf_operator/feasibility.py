@@ -13,12 +13,14 @@ from rlhf_api.pools import NodePool
 from rlhf_api.quantity import quantity_value
 
 from rlhf_operator import conditions
+from rlhf_operator.node_affinity import lets_onto
 
 
 @dataclass(frozen=True)
 class Node:
     """A node that takes pods."""
 
+    name: str
     labels: Mapping[str, str]
     taints: tuple[tuple[str, str, str], ...]
     """Key, value and effect of those that keep pods away."""
@@ -40,6 +42,7 @@ def node_of(obj: Mapping[str, Any]) -> Node:
     """A node as the API server gives it; cordoned ones count, since they come back."""
     spec, status = obj.get("spec", {}), obj.get("status", {})
     return Node(
+        name=obj["metadata"]["name"],
         labels=obj["metadata"].get("labels") or {},
         taints=tuple(
             (taint["key"], taint.get("value", ""), taint["effect"])
@@ -51,7 +54,7 @@ def node_of(obj: Mapping[str, Any]) -> Node:
 
 
 def feasibility(pools: Sequence[NodePool], nodes: Sequence[Node] | None) -> Feasibility:
-    """Whether there are nodes for each pool by itself, by selector, taints, GPUs, CPUs and memory.
+    """Whether there are nodes for each pool by itself: by selector, node affinity, taints, devices, CPUs and memory.
 
     Args:
         pools: the job's pools.
@@ -70,22 +73,27 @@ def feasibility(pools: Sequence[NodePool], nodes: Sequence[Node] | None) -> Feas
 def _shortage(pool: NodePool, nodes: Sequence[Node]) -> str | None:
     """What a pool lacks, with need and have; None if nothing."""
     wanted = _wanted(pool)
-    selected = [node for node in nodes if pool.node_selector.items() <= node.labels.items()]
+    selected = [
+        node
+        for node in nodes
+        if pool.node_selector.items() <= node.labels.items() and lets_onto(pool.affinity, node.name, node.labels)
+    ]
     open_to = [node for node in selected if all(_tolerated(taint, pool.tolerations) for taint in node.taints)]
     large = [node for node in open_to if all(node.capacity.get(name, 0) >= amount for name, amount in wanted.items())]
-    if pool.gpus_per_node == 0 and not pool.node_selector and (pool.cpu is None and pool.memory is None):
+    if not wanted and not pool.node_selector and not pool.affinity:
         return None
     fit = sum(_pods_on(node, wanted) for node in large)
     need = pool.node_bounds[0]
     if fit >= need:
         return None
     size = ", ".join(f"{_amount(name, amount)} {name}" for name, amount in wanted.items()) or "no size given"
-    counts = f"{len(selected)} match the selector, {len(open_to)} of them without an untolerated taint"
+    counts = f"{len(selected)} match selector and affinity, {len(open_to)} of them without an untolerated taint"
     return f"pool `{pool.name}` needs {need} nodes of {size}; the cluster has room for {fit} ({counts})"
 
 
 def _wanted(pool: NodePool) -> dict[str, float]:
     wanted = {pool.gpu_resource: float(pool.gpus_per_node)} if pool.gpus_per_node else {}
+    wanted |= {pool.rdma.resource: float(pool.rdma.count)} if pool.rdma else {}
     wanted |= {"cpu": float(quantity_value(pool.cpu))} if pool.cpu is not None else {}
     return wanted | ({"memory": float(quantity_value(pool.memory))} if pool.memory is not None else {})
 

@@ -17,7 +17,7 @@ from typing import Any
 import kopf
 from rlhf_api import SpecError
 
-from rlhf_operator.kube import RAYCLUSTERS, RLHFJOBS, Kube, Listing, NoClusterError, NotFoundError, Resource
+from rlhf_operator.kube import RAYCLUSTERS, RLHFJOBS, Kube, KubeError, Listing, NoClusterError, NotFoundError, Resource
 from rlhf_operator.manifests import JOB_LABEL, MANAGER
 from rlhf_operator.metrics import Health, Metrics
 from rlhf_operator.observe import Key
@@ -30,8 +30,6 @@ from rlhf_operator.work_queue import Waits, WorkQueue
 
 log = logging.getLogger(__name__)
 
-SELECTOR = JOB_LABEL
-"""Label selector of the RayClusters that are watched: those of jobs."""
 MISSED_RESYNCS = 3
 """Resyncs that may fail before the operator counts as ill."""
 
@@ -50,19 +48,24 @@ class Operator:
         waits = Waits(self.metrics.started, self.metrics.finished)
         self.queue = WorkQueue(reconciler.reconcile, settings.max_concurrent, waits)
         self._synced = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._listed: set[str | None] = set()
+        """Namespaces that were listed, None for all: before that, a cluster not heard of yet would count as lost."""
+        self._worker: asyncio.Task[None] | None = None
+        self._resyncer: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin to resync and to work."""
         self.metrics.serve(self.settings.metrics_port)
         self.health.serve(self.settings.health_port)
-        self._tasks = [asyncio.create_task(self._resync_forever()), asyncio.create_task(self._work())]
+        self._worker = asyncio.create_task(self._work())
+        self._resyncer = asyncio.create_task(self._resync_forever())
 
     async def stop(self) -> None:
         """End all tasks and connections."""
-        for task in self._tasks:
+        tasks = list(filter(None, (self._resyncer, self._worker)))
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self.rays.close()
         self.around.close()
 
@@ -88,17 +91,24 @@ class Operator:
     async def resync(self) -> None:
         """List everything once; look at what is news now, and at the rest within the time until the next resync.
 
+        A namespace that does not let itself be listed, as one that is gone, hinders no other.
+
         Raises:
-            KubeError: when the API server does not tell.
+            KubeError: when the API server tells of none.
+            RuntimeError: when nothing would be looked at.
         """
-        namespaces = self.settings.namespaces
-        clusters = await self._list(RAYCLUSTERS, SELECTOR)
-        jobs = await self._list(RLHFJOBS)
+        if self._worker and self._worker.done():
+            raise RuntimeError("the queue's worker has died")
+        namespaces, failures = self.settings.namespaces or (None,), list[KubeError]()
         news: set[Key] = set()
-        for listing in clusters:
-            news |= self.store.replace_clusters(listing, namespaces)
-        for listing in jobs:
-            news |= self.store.replace_jobs(listing, namespaces)
+        for namespace in namespaces:
+            try:
+                news |= await self._resync_namespace(namespace)
+            except KubeError as error:
+                failures.append(error)
+                log.warning("namespace %s was not listed: %s", namespace or "(all)", error)
+        if len(failures) == len(namespaces):
+            raise failures[-1]
         self._synced.set()
         for key in self.store.keys:
             self.queue.add(key, 0.0 if key in news else random.uniform(0, self.settings.resync_seconds))
@@ -107,16 +117,23 @@ class Operator:
         self.metrics.resynced(job.status.phase for job in views)
         self.health.resynced()
 
-    async def _list(self, resource: Resource, labels: str = "") -> list[Listing]:
-        """The lists of all namespaces that are watched; none where the kind is not installed."""
+    async def _resync_namespace(self, namespace: str | None) -> set[Key]:
+        """List one namespace, or all for None; tells whose jobs have news."""
+        scope = (namespace,) if namespace else ()
+        clusters = await self._list(RAYCLUSTERS, namespace, JOB_LABEL)
+        jobs = await self._list(RLHFJOBS, namespace)
+        news = self.store.replace_clusters(clusters, scope) if clusters else set()
+        news |= self.store.replace_jobs(jobs, scope) if jobs else set()
+        self._listed.add(namespace)
+        return news
+
+    async def _list(self, resource: Resource, namespace: str | None, labels: str = "") -> Listing | None:
+        """A kind's objects in a namespace, or in all; None where the kind is not installed."""
         try:
-            return [
-                await self.around.call(self.kube.list, resource, namespace, labels=labels)
-                for namespace in self.settings.namespaces or (None,)
-            ]
+            return await self.around.call(self.kube.list, resource, namespace, labels=labels)
         except NotFoundError:
             log.warning("%s is not installed", resource.kind)
-            return []
+            return None
 
     async def _resync_forever(self) -> None:
         while True:
@@ -129,12 +146,16 @@ class Operator:
             await asyncio.sleep(wait)
 
     async def _work(self) -> None:
-        """Work once everything was listed: before that, a cluster that was not heard of yet would count as lost."""
+        """Work once something was listed. If it dies, so do resyncs, which is what tells a probe."""
         await self._synced.wait()
-        await self.queue.run()
+        try:
+            await self.queue.run()
+        except Exception:
+            log.exception("the queue's worker died")
+            raise
 
     def _enqueue(self, key: Key) -> None:
-        if self._synced.is_set():
+        if not self._listed.isdisjoint((None, key[0])):
             self.queue.add(key)
 
 
@@ -176,7 +197,7 @@ def _configure(settings: kopf.OperatorSettings, ours: Settings) -> None:
     settings.watching.connect_timeout = 5
     settings.watching.server_timeout = 5 * 60
     settings.watching.client_timeout = 5 * 60 + 30
-    settings.watching.label_selectors[RAYCLUSTERS.group, RAYCLUSTERS.version, RAYCLUSTERS.plural] = SELECTOR
+    settings.watching.label_selectors[RAYCLUSTERS.group, RAYCLUSTERS.version, RAYCLUSTERS.plural] = JOB_LABEL
     settings.queueing.worker_limit = 50
     settings.queueing.idle_timeout = 1
     settings.persistence.finalizer = f"{RLHFJOBS.group}/never"

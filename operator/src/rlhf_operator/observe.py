@@ -4,12 +4,13 @@ The operator keeps a view, not the object, of every RayCluster: pod templates ar
 them tells how the cluster fares.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import ValidationError
+from rlhf_api import SpecError
 from rlhf_api.status import Progress, RLHFJobStatus
 
 from rlhf_operator.kuberay import GROUP_LABEL, HEAD_GROUP
@@ -41,6 +42,8 @@ class JobView:
     """What was told about it so far."""
     raw_status: Object
     """The same as it lies on the API server."""
+    unreadable: str | None = None
+    """Why it cannot be read, so that nothing is known of what was told; None where it can."""
 
     @property
     def key(self) -> Key:
@@ -55,7 +58,6 @@ class RayCondition:
     status: bool
     reason: str
     message: str
-    since: datetime | None
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,10 @@ class ClusterView:
     suspended: bool
     """Whether it is suspended, or is being: by a queue, since the operator never does so."""
     ready_workers: int
-    wanted_workers: int
-    """Workers without which it is not whole: fewer than it has asked for where a pool scales."""
+    fewest: Mapping[str, int]
+    """Workers of each group without which it is not whole: fewer than it has asked for where one scales."""
+    scales: bool
+    """Whether a group has no fixed size, so that the sum of its workers does not tell which of them are ready."""
     head_service: str | None
     conditions: Mapping[str, RayCondition] = field(default_factory=dict)
 
@@ -98,9 +102,19 @@ class ClusterView:
         return self.is_true("RayClusterProvisioned")
 
     @property
-    def ready(self) -> bool:
-        """Whether its head and all of its workers are ready now."""
+    def wanted_workers(self) -> int:
+        """Workers without which it is not whole, of all groups together."""
+        return sum(self.fewest.values())
+
+    @property
+    def ready_by_sums(self) -> bool:
+        """Whether its head, and as many workers as it cannot do without, are ready now."""
         return self.provisioned and self.head_ready and self.ready_workers >= self.wanted_workers
+
+    def ready_by_pods(self, pods: Iterable["PodView"]) -> bool:
+        """The same, and that each group has its share of these pods, which are all of the cluster's."""
+        ready = Counter(pod.group for pod in pods if pod.ready)
+        return self.ready_by_sums and all(ready[group] >= fewest for group, fewest in self.fewest.items())
 
     def is_true(self, condition: str) -> bool:
         """Whether a condition holds."""
@@ -137,12 +151,13 @@ class DriverView:
 
 
 def job_view(obj: Object) -> JobView:
-    """An RLHFJob as the API server gives it. A status that cannot be read counts as none."""
+    """An RLHFJob as the API server gives it. Of a status that cannot be read it says so, and why."""
     meta, raw = obj["metadata"], obj.get("status") or {}
+    unreadable = None
     try:
-        status = RLHFJobStatus.model_validate(raw, by_alias=True, by_name=False)
-    except ValidationError:
-        status = RLHFJobStatus()
+        status = RLHFJobStatus.read(raw)
+    except SpecError as error:
+        status, unreadable = RLHFJobStatus(), str(error)
     kept = {key: meta[key] for key in ("name", "namespace", "labels", "annotations") if key in meta}
     manifest = {"apiVersion": obj["apiVersion"], "kind": obj["kind"], "metadata": kept, "spec": obj.get("spec", {})}
     return JobView(
@@ -155,7 +170,14 @@ def job_view(obj: Object) -> JobView:
         manifest=manifest,
         status=status,
         raw_status=raw,
+        unreadable=unreadable,
     )
+
+
+def owner_of(obj: Object) -> str | None:
+    """UID of the object that controls another; None where none does."""
+    references = obj["metadata"].get("ownerReferences") or ()
+    return next((reference["uid"] for reference in references if reference.get("controller")), None)
 
 
 def cluster_view(obj: Object) -> ClusterView:
@@ -166,32 +188,31 @@ def cluster_view(obj: Object) -> ClusterView:
     suspended = bool(spec.get("suspend")) or any(
         conditions[name].status for name in ("RayClusterSuspending", "RayClusterSuspended") if name in conditions
     )
-    number = labels.get(CLUSTER_LABEL, "")
+    number, groups = labels.get(CLUSTER_LABEL, ""), spec.get("workerGroupSpecs") or ()
     return ClusterView(
         namespace=meta["namespace"],
         name=meta["name"],
         uid=meta["uid"],
         resource_version=meta["resourceVersion"],
-        owner=next((ref["uid"] for ref in meta.get("ownerReferences") or () if ref.get("controller")), None),
+        owner=owner_of(obj),
         job=labels.get(JOB_LABEL),
         number=int(number) if number.isdecimal() else 0,
         created=parse_time(meta["creationTimestamp"]),
         deleting="deletionTimestamp" in meta,
         suspended=suspended,
         ready_workers=status.get("readyWorkerReplicas", 0),
-        wanted_workers=sum(group.get("minReplicas", 0) for group in spec.get("workerGroupSpecs") or ()),
+        fewest={group["groupName"]: group.get("minReplicas", 0) for group in groups},
+        scales=any(group.get("minReplicas") != group.get("maxReplicas") for group in groups),
         head_service=(status.get("head") or {}).get("serviceName"),
         conditions=conditions,
     )
 
 
 def _ray_condition(condition: Object) -> RayCondition:
-    since = condition.get("lastTransitionTime")
     return RayCondition(
         status=condition.get("status") == "True",
         reason=condition.get("reason", ""),
         message=condition.get("message", ""),
-        since=parse_time(since) if since else None,
     )
 
 

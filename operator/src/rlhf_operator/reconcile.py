@@ -8,29 +8,34 @@ from typing import Any
 from rlhf_api import SpecError
 from rlhf_api.status import RLHFJobStatus
 
-from rlhf_operator.conditions import is_true
+from rlhf_operator.conditions import MESSAGE_LENGTH, is_true
 from rlhf_operator.decide import decide
-from rlhf_operator.decision import Action, DropCluster, DropJob, MakeCluster, Patience, Submit
+from rlhf_operator.decision import Action, DropCluster, DropJob, Leftover, MakeCluster, Patience, Seen, Submit
 from rlhf_operator.events import events_of
 from rlhf_operator.kube import (
-    CONFIGMAPS,
     EVENTS,
-    NETWORKPOLICIES,
     RAYCLUSTERS,
     RLHFJOBS,
     ConflictError,
     KubeError,
     NotFoundError,
     Object,
+    Resource,
+    resource_of,
 )
-from rlhf_operator.manifests import JOB_LABEL, entrypoint
+from rlhf_operator.kuberay import KIND
+from rlhf_operator.manifests import JOB_LABEL, Manifest, cluster_name, entrypoint
 from rlhf_operator.metrics import Metrics
-from rlhf_operator.observe import JobView, Key
+from rlhf_operator.observe import JobView, Key, owner_of
 from rlhf_operator.ray_jobs import RefusedError, UnreachableError
 from rlhf_operator.surroundings import Surroundings
 from rlhf_operator.work_queue import RetrySoon
 
 log = logging.getLogger(__name__)
+
+
+class NameTakenError(Exception):
+    """An object of another has the name that one of ours has to have; the message says what to do."""
 
 
 class Reconciler:
@@ -60,27 +65,48 @@ class Reconciler:
         Raises:
             RetrySoon: when another wrote in between.
             KubeError: when the API server, by its own fault or ours, does not do what it is asked.
-            SpecError, RefusedError, UnreachableError: when an action cannot be done; the next pass tells why.
+            SpecError, NameTakenError, RefusedError, UnreachableError: when an action cannot be done, which the next
+                pass tells.
         """
         job = self._store.job(key)
         if job is None:
             return None
+        if job.unreadable:
+            await self._leave_alone(job, job.unreadable)
+            return None
         seen = await self._around.look(job)
         decision = decide(seen, self._patience)
         told = await self._tell(job, decision.status)
+        self._around.memory(job).trouble = None
         try:
             for action in decision.actions:
-                await self._act(job, decision.status, action)
+                await self._act(seen, decision.status, action)
         finally:
             if told:
                 await self._announce(job, decision.status, seen.now)
         return decision.again_seconds
 
+    async def _leave_alone(self, job: JobView, why: str) -> None:
+        """Leave a job alone, and say so: without its status nobody knows what of it may run and what may go."""
+        log.warning("%s/%s is left alone: %s", job.namespace, job.name, why)
+        message = f"The operator leaves this job alone, since it cannot read its status: {why}"[:MESSAGE_LENGTH]
+        if job.raw_status.get("message") != message:
+            await self._write(job, {"message": message})
+
     async def _tell(self, job: JobView, status: RLHFJobStatus) -> bool:
-        """Write the status if it differs from what is there, into the very version that was looked at."""
+        """Write the status if it differs from what is there."""
         patch = status_patch(job.raw_status, status)
         if not patch:
             return False
+        await self._write(job, patch)
+        if self._metrics:
+            ready = is_true(status, "ClusterReady") and not is_true(job.status, "ClusterReady")
+            self._metrics.told(job.status, status, ready and not job.status.tries)
+        log.info("%s/%s: %s: %s", job.namespace, job.name, status.phase, status.message)
+        return True
+
+    async def _write(self, job: JobView, patch: Object) -> None:
+        """Merge into the status, of the very version that was looked at."""
         body = {"metadata": {"resourceVersion": job.resource_version}, "status": patch}
         try:
             written = await self._around.call(self._kube.patch, RLHFJOBS, job.namespace, job.name, body, "status")
@@ -95,47 +121,57 @@ class Reconciler:
                 self._store.forget_job(job.key, job.uid)
             raise RetrySoon from None
         self._store.see_job(written)
-        if self._metrics:
-            ready = is_true(status, "ClusterReady") and not is_true(job.status, "ClusterReady")
-            self._metrics.told(job.status, status, ready and not job.status.tries)
-        log.info("%s/%s: %s: %s", job.namespace, job.name, status.phase, status.message)
-        return True
 
-    async def _act(self, job: JobView, status: RLHFJobStatus, action: Action) -> None:
+    async def _act(self, seen: Seen, status: RLHFJobStatus, action: Action) -> None:
         """Do one thing; why it cannot be done is remembered for the next pass to tell."""
+        job = seen.job
         try:
             match action:
                 case MakeCluster(number):
-                    await self._make_cluster(job, number)
+                    await self._make_cluster(seen, number)
                 case DropCluster(cluster):
-                    await self._around.call(
-                        self._kube.delete, RAYCLUSTERS, cluster.namespace, cluster.name, cluster.uid
-                    )
+                    await self._delete(RAYCLUSTERS, cluster.namespace, cluster.name, cluster.uid)
                     self._store.mark_deleting(cluster)
-                    for resource in (NETWORKPOLICIES, CONFIGMAPS):
-                        await self._around.call(self._kube.delete, resource, cluster.namespace, cluster.name)
+                case Leftover(kind, name, uid):
+                    await self._delete(resource_of({"kind": kind}), job.namespace, name, uid)
                 case Submit(submission_id):
                     await self._submit(job, status, submission_id)
                 case DropJob():
-                    await self._around.call(self._kube.delete, RLHFJOBS, job.namespace, job.name, job.uid)
-        except (KubeError, SpecError, RefusedError, UnreachableError) as error:
+                    await self._delete(RLHFJOBS, job.namespace, job.name, job.uid)
+        except (KubeError, SpecError, NameTakenError, RefusedError, UnreachableError) as error:
             self._around.memory(job).trouble = str(error)
             raise
 
-    async def _make_cluster(self, job: JobView, number: int) -> None:
+    async def _delete(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
+        await self._around.call(self._kube.delete, resource, namespace, name, uid)
+
+    async def _make_cluster(self, seen: Seen, number: int) -> None:
         """Apply a cluster's objects, the RayCluster last, unless there is one of its name: the next pass judges it."""
-        rendered = await self._around.render(job, number)
+        job, rendered = seen.job, seen.rendered
+        if rendered is None or rendered.name != cluster_name(job.name, number):
+            rendered = await self._around.render(job, number)
         there = await self._around.call(self._kube.get, RAYCLUSTERS, job.namespace, rendered.name)
         if there:
             self._store.see_cluster(there)
             raise RetrySoon
-        made: Object = {}
         for manifest in rendered.objects:
-            try:
-                made = await self._around.call(self._kube.apply, manifest)
-            except NotFoundError as error:
-                raise NotFoundError(error.status, error.reason, f"{manifest['kind']} is not installed") from None
+            if manifest["kind"] != KIND:
+                await self._check_owner(job, manifest)
+                await self._around.call(self._kube.apply, manifest)
+        try:
+            made = await self._around.call(self._kube.apply, rendered.ray_cluster)
+        except NotFoundError as error:  # a namespace that is gone has been noticed before
+            raise NotFoundError(error.status, error.reason, f"{KIND} is not installed") from None
         self._store.see_cluster(made)
+
+    async def _check_owner(self, job: JobView, manifest: Manifest) -> None:
+        """See to it that an object which is there already is the job's own, and stays."""
+        name, kind = manifest["metadata"]["name"], manifest["kind"]
+        there = await self._around.call(self._kube.get, resource_of(manifest), job.namespace, name)
+        if there and owner_of(there) != job.uid:
+            raise NameTakenError(f"{kind} {name} is not this job's, which needs the name. Rename it, or the job.")
+        if there and "deletionTimestamp" in there["metadata"]:
+            raise NameTakenError(f"{kind} {name} is being deleted. Waiting until the name is free.")
 
     async def _submit(self, job: JobView, status: RLHFJobStatus, submission_id: str) -> None:
         cluster = self._store.cluster((job.namespace, status.ray_cluster or ""))
@@ -157,7 +193,11 @@ class Reconciler:
 
 
 def status_patch(raw: Mapping[str, Any], status: RLHFJobStatus) -> Object:
-    """What to merge into a status so that it reads as it should: new values, and null for what goes. Pure."""
+    """What to merge into a status so that it reads as it should: new values, and null for what goes. Pure.
+
+    Fields that are unknown are those of another release, which may come back: they stay.
+    """
+    known = {info.alias for info in RLHFJobStatus.model_fields.values()}
     wanted = status.model_dump(by_alias=True, exclude_none=True, mode="json")
     patch: Object = {key: value for key, value in wanted.items() if raw.get(key) != value}
-    return patch | {key: None for key in raw if key not in wanted}
+    return patch | {key: None for key in raw if key in known and key not in wanted}

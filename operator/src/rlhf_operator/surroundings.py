@@ -1,8 +1,7 @@
 """What a pass asks of the world: the API server in threads, Ray's heads, and what is kept between passes."""
 
 import asyncio
-import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,10 +10,13 @@ from typing import ParamSpec, TypeVar
 from rlhf_api import FieldError, RLHFJob, SpecError
 
 from rlhf_operator.cluster_plan import plan_cluster
-from rlhf_operator.decision import Seen
+from rlhf_operator.conditions import changed_at, is_true
+from rlhf_operator.decision import Leftover, Seen
 from rlhf_operator.feasibility import Node, feasibility, node_of
 from rlhf_operator.kube import (
+    CONFIGMAPS,
     CRDS,
+    NETWORKPOLICIES,
     NODES,
     PODS,
     RAYCLUSTERS,
@@ -27,20 +29,21 @@ from rlhf_operator.kube import (
 )
 from rlhf_operator.kuberay import CLUSTER_LABEL
 from rlhf_operator.manifests import Owner, Rendered, check_pruned, cluster_name, render
-from rlhf_operator.observe import ClusterView, DriverView, JobView, PodView, pod_view
+from rlhf_operator.observe import ClusterView, DriverView, JobView, PodView, owner_of, pod_view
 from rlhf_operator.policies.edits import must_be_read
 from rlhf_operator.policies.head_loss import HEAD_GONE
 from rlhf_operator.ray_jobs import Head, RayJobs, head_of
 from rlhf_operator.settings import Settings
+from rlhf_operator.shared_answer import SharedAnswer
 from rlhf_operator.store import Store
-from rlhf_operator.terms import Terms, terms_of
+from rlhf_operator.terms import Terms, rough_terms, terms_of
 from rlhf_operator.work_queue import RetrySoon
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-NODES_SECONDS, CRD_SECONDS = 30.0, 600.0
-"""How long a list of nodes, and KubeRay's CRD, are good for."""
+NODES_SECONDS, CRD_SECONDS, NO_CRD_SECONDS = 30.0, 600.0, 30.0
+"""How long a list of nodes, KubeRay's CRD, and its absence, are good for."""
 POD_SECONDS = 3.0
 """Age from which a cluster that is not ready has its pods looked at."""
 
@@ -54,16 +57,26 @@ def utc_now() -> datetime:
 class Memory:
     """What is kept of a job between passes; losing it costs requests, nothing else."""
 
-    generation: int = 0
-    terms: Terms | None = None
+    spec: tuple[int, Terms, tuple[FieldError, ...]] | None = None
+    """The generation that was read last, its terms, and why it cannot be read as a whole."""
     trouble: str | None = None
-    """Why the last action was refused."""
+    """Why the last action was refused, until that is told."""
     pods_at: datetime | None = None
     """When its pods were looked at last."""
-    rendered: tuple[int, Rendered] | None = None
-    """The objects of the cluster to come, with the generation they were rendered from."""
+    pods_trouble: str = ""
+    """Why they could not be then; empty if they could."""
     head: tuple[str, Head] | None = None
     """The cluster's UID, and how to reach its head."""
+    tidied: int = 0
+    """Number of the last cluster that is known to have left nothing behind."""
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The nodes of a cluster."""
+
+    items: tuple[Node, ...] | None
+    """None where they may not be listed."""
 
 
 class Surroundings:
@@ -76,10 +89,8 @@ class Surroundings:
         self.kube, self.rays, self.store, self.settings = kube, rays, store, settings
         self._memories: dict[str, Memory] = {}
         self._threads = ThreadPoolExecutor(settings.api_connections, thread_name_prefix="kube")
-        self._nodes: asyncio.Task[tuple[Node, ...] | None] | None = None
-        self._nodes_until = 0.0
-        self._crd: asyncio.Task[Object | None] | None = None
-        self._crd_until = 0.0
+        self._nodes = SharedAnswer(self._list_nodes)
+        self._crd = SharedAnswer(self._read_crd)
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call something that blocks, in one of the threads."""
@@ -100,29 +111,43 @@ class Surroundings:
     async def look(self, job: JobView) -> Seen:
         """Look at a job: its spec, its clusters, and where they give reason to, its pods, its nodes and its driver.
 
+        What cannot be looked at hides nothing else, so that a job can always be suspended and ended.
+
         Raises:
-            KubeError: when the API server does not tell.
+            KubeError: when the API server does not tell of the job or its clusters.
             RetrySoon: when what is remembered of the job is older than its clusters.
         """
-        memory = self.memory(job)
-        trouble, memory.trouble = memory.trouble, None
-        terms, problems = await self._spec(job, memory)
+        memory, blind = self.memory(job), list[str]()
         owned = [cluster for cluster in self.store.clusters_of(job.key) if cluster.owner == job.uid]
         await self._distrust(job, owned)
         cluster = await self._cluster(job)
         ours = cluster if cluster and cluster.owner == job.uid else None
-        waits = terms is not None and not (ours and (ours.ready or ours.suspended))
+        terms, problems = self._spec(job, memory)
+        rendered = None
+        if not problems and not _finished(job) and must_be_read(job.status, job.generation):
+            try:
+                rendered = await _unless_blind(self.render(job, (job.status.cluster or 0) + 1), blind)
+                problems = () if rendered else None
+            except SpecError as error:
+                problems = tuple(error.errors)
+        waits = not (_finished(job) or terms.suspend or problems or (ours and (ours.ready_by_sums or ours.suspended)))
+        nodes = await _unless_blind(self.nodes(), []) if waits else None
+        pods = await self._pods(job, ours, memory) if ours else None
+        blind += filter(None, [memory.pods_trouble])
         return Seen(
             job=job,
             now=self._clock(),
             terms=terms,
             problems=problems,
+            rendered=rendered,
             cluster=cluster,
             others=tuple(other for other in owned if other.name != job.status.ray_cluster),
-            pods=await self._pods(ours, memory) if ours else None,
+            leftovers=await _unless_blind(self._leftovers(job, owned, memory), blind),
+            pods=pods,
             driver=await self._driver(job, ours, memory) if ours else None,
-            feasibility=feasibility(terms.pools, await self.nodes()) if terms and waits else None,
-            trouble=trouble,
+            feasibility=feasibility(terms.pools, nodes.items) if nodes else None,
+            trouble=memory.trouble,
+            blind="; ".join(blind),
         )
 
     async def render(self, job: JobView, cluster: int) -> Rendered:
@@ -130,12 +155,9 @@ class Surroundings:
 
         Raises:
             SpecError: with every problem of the job, and what the installed KubeRay would drop of it.
+            KubeError: when the API server does not tell what KubeRay is installed.
         """
-        memory = self.memory(job)
-        kept, memory.rendered = memory.rendered, None
-        if kept and kept[0] == job.generation and kept[1].name == cluster_name(job.name, cluster):
-            return kept[1]
-        return await self.call(self._render, job, cluster, await self._kuberay())
+        return await self.call(self._render, job, cluster, await self._crd.get())
 
     async def head(self, cluster: ClusterView, memory: Memory) -> Head:
         """How to reach a cluster's head; its token is read once.
@@ -143,59 +165,54 @@ class Surroundings:
         Raises:
             KubeError: when the API server does not tell.
         """
-        if memory.head is None or memory.head[0] != cluster.uid:
-            secret = await self.call(self.kube.get, SECRETS, cluster.namespace, cluster.name)
-            memory.head = cluster.uid, head_of(cluster, secret)
-        return memory.head[1]
+        if memory.head and memory.head[0] == cluster.uid:
+            return memory.head[1]
+        secret = await self.call(self.kube.get, SECRETS, cluster.namespace, cluster.name)
+        head = head_of(cluster, secret)
+        if secret:
+            memory.head = cluster.uid, head
+        return head
 
-    async def nodes(self) -> tuple[Node, ...] | None:
-        """All nodes, listed at most every `NODES_SECONDS` for all jobs together; None where they may not be."""
-        if self._nodes is None or time.monotonic() > self._nodes_until:
-            self._nodes_until = time.monotonic() + NODES_SECONDS
-            self._nodes = asyncio.create_task(self._list_nodes())
-        return await asyncio.shield(self._nodes)
+    async def nodes(self) -> Nodes:
+        """All nodes, listed at most every `NODES_SECONDS` for all jobs together.
 
-    async def _list_nodes(self) -> tuple[Node, ...] | None:
+        Raises:
+            KubeError: when the API server did not tell, and never has.
+        """
+        return await self._nodes.get()
+
+    async def _list_nodes(self) -> tuple[Nodes, float]:
         if self.settings.namespaces:
-            return None
+            return Nodes(None), NODES_SECONDS
         try:
             listing = await self.call(self.kube.list, NODES)
-        except KubeError:
-            return None
-        return tuple(map(node_of, listing.items))
-
-    async def _kuberay(self) -> Object | None:
-        """KubeRay's CRD as it is installed; None where it is not, or may not be read."""
-        if self._crd is None or time.monotonic() > self._crd_until:
-            self._crd_until = time.monotonic() + CRD_SECONDS
-            self._crd = asyncio.create_task(self._read_crd())
-        return await asyncio.shield(self._crd)
-
-    async def _read_crd(self) -> Object | None:
-        if self.settings.namespaces:
-            return None
-        try:
-            return await self.call(self.kube.get, CRDS, None, f"{RAYCLUSTERS.plural}.{RAYCLUSTERS.group}")
         except ForbiddenError:
-            return None
+            return Nodes(None), NODES_SECONDS
+        except KubeError:
+            if self._nodes.last is None:
+                raise
+            return self._nodes.last, NODES_SECONDS
+        return Nodes(tuple(map(node_of, listing.items))), NODES_SECONDS
 
-    async def _spec(self, job: JobView, memory: Memory) -> tuple[Terms | None, tuple[FieldError, ...] | None]:
-        """The terms of a job, and the problems of its spec if it has to be read anew."""
-        problems: list[FieldError] = []
-        if memory.generation != job.generation:
+    async def _read_crd(self) -> tuple[Object | None, float]:
+        """KubeRay's CRD as it is installed; None where it is not, or may not be read."""
+        crd = None
+        if not self.settings.namespaces:
             try:
-                memory.terms = terms_of(RLHFJob.from_cluster(job.manifest))
+                crd = await self.call(self.kube.get, CRDS, None, f"{RAYCLUSTERS.plural}.{RAYCLUSTERS.group}")
+            except ForbiddenError:
+                crd = None
+        return crd, CRD_SECONDS if crd else NO_CRD_SECONDS
+
+    def _spec(self, job: JobView, memory: Memory) -> tuple[Terms, tuple[FieldError, ...] | None]:
+        """The terms of a job, and why its spec cannot be read as a whole; None if it can."""
+        if memory.spec is None or memory.spec[0] != job.generation:
+            try:
+                memory.spec = job.generation, terms_of(RLHFJob.from_cluster(job.manifest)), ()
             except SpecError as error:
-                memory.terms, problems = None, error.errors
-            memory.generation = job.generation
-        finished = job.status.phase in ("Succeeded", "Failed")
-        if finished or not must_be_read(job.status, job.generation):
-            return memory.terms, None
-        try:
-            memory.rendered = job.generation, await self.render(job, (job.status.cluster or 0) + 1)
-        except SpecError as error:
-            problems = error.errors
-        return memory.terms, tuple(problems)
+                memory.spec = job.generation, rough_terms(job.manifest["spec"]), tuple(error.errors)
+        _, terms, problems = memory.spec
+        return terms, problems or None
 
     async def _distrust(self, job: JobView, owned: list[ClusterView]) -> None:
         """Look anew at a job that has a cluster of a number it has not reached: what is remembered of it is old."""
@@ -219,19 +236,46 @@ class Surroundings:
                 known = self.store.cluster(key)
         return known
 
-    async def _pods(self, cluster: ClusterView, memory: Memory) -> tuple[PodView, ...] | None:
-        """The pods of a cluster that takes long to get ready, less often the longer it takes."""
-        if cluster.ready or cluster.suspended or cluster.deleting:
+    async def _pods(self, job: JobView, cluster: ClusterView, memory: Memory) -> tuple[PodView, ...] | None:
+        """The pods of a cluster, where its sums do not tell how it fares; None where they were not looked at."""
+        if not self._wants_pods(job, cluster, memory):
             return None
-        now = self._clock()
-        age = (now - cluster.created).total_seconds()
-        rested = (now - memory.pods_at).total_seconds() if memory.pods_at else age
-        if age < POD_SECONDS or rested < min(max(age / 4, POD_SECONDS / 2), 30):
+        memory.pods_at = self._clock()
+        try:
+            listing = await self.call(self.kube.list, PODS, cluster.namespace, labels=f"{CLUSTER_LABEL}={cluster.name}")
+        except KubeError as error:
+            memory.pods_trouble = f"its pods cannot be looked at: {error}"
             return None
-        memory.pods_at = now
-        selector = f"{CLUSTER_LABEL}={cluster.name}"
-        listing = await self.call(self.kube.list, PODS, cluster.namespace, labels=selector)
+        memory.pods_trouble = ""
         return tuple(map(pod_view, listing.items))
+
+    def _wants_pods(self, job: JobView, cluster: ClusterView, memory: Memory) -> bool:
+        """Whether pods say more than their sum: which group has them, or, less often the longer it takes, what ails."""
+        status = job.status
+        if cluster.suspended or cluster.deleting:
+            return False
+        if cluster.ready_by_sums:
+            settled = is_true(status, "ClusterReady") and is_true(status, "Training")
+            told = sum(pool.ready for pool in status.pools)
+            return cluster.scales and not (settled and told == cluster.ready_workers)
+        now = self._clock()
+        age = (now - max(cluster.created, changed_at(status, "ClusterReady") or cluster.created)).total_seconds()
+        rested = (now - memory.pods_at).total_seconds() if memory.pods_at else age
+        return age >= POD_SECONDS and rested >= min(max(age / 4, POD_SECONDS / 2), 30)
+
+    async def _leftovers(self, job: JobView, owned: list[ClusterView], memory: Memory) -> tuple[Leftover, ...]:
+        """What is left of the last cluster, once its RayCluster is gone."""
+        number = job.status.cluster or 0
+        if job.deleting or job.status.ray_cluster or owned or number == memory.tidied:
+            return ()
+        name, found = cluster_name(job.name, number), list[Leftover]()
+        for resource in (NETWORKPOLICIES, CONFIGMAPS):
+            left = await self.call(self.kube.get, resource, job.namespace, name)
+            if left and owner_of(left) == job.uid:
+                found.append(Leftover(resource.kind, name, left["metadata"]["uid"]))
+        if not found:
+            memory.tidied = number
+        return tuple(found)
 
     async def _driver(self, job: JobView, cluster: ClusterView, memory: Memory) -> DriverView | None:
         """Ray's word about the current try, where there is one, and a head that could tell."""
@@ -239,7 +283,10 @@ class Surroundings:
         gone = head is not None and head.reason == HEAD_GONE
         if job.status.submission_id is None or cluster.suspended or cluster.deleting or gone:
             return None
-        return await self.rays.look(await self.head(cluster, memory), job.status.submission_id)
+        try:
+            return await self.rays.look(await self.head(cluster, memory), job.status.submission_id)
+        except KubeError as error:
+            return DriverView("unreachable", f"the Secret of its token cannot be read: {error}")
 
     def _render(self, job: JobView, cluster: int, crd: Object | None) -> Rendered:
         plan = plan_cluster(RLHFJob.from_cluster(job.manifest), self.settings.default_image)
@@ -249,3 +296,16 @@ class Surroundings:
         if crd and (dropped := check_pruned(rendered.objects, crd)):
             raise SpecError(dropped)
         return rendered
+
+
+def _finished(job: JobView) -> bool:
+    return job.status.phase in ("Succeeded", "Failed")
+
+
+async def _unless_blind(look: Awaitable[T], blind: list[str]) -> T | None:
+    """What a look finds; None where the API server does not tell, whose words are then added to `blind`."""
+    try:
+        return await look
+    except KubeError as error:
+        blind.append(str(error))
+        return None

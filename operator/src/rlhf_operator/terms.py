@@ -1,9 +1,12 @@
 """The part of a spec that is looked at on every pass, read once a generation. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any
 
-from rlhf_api import RLHFJob
+from pydantic import TypeAdapter, ValidationError
+from rlhf_api import RLHFJob, RLHFJobSpec
 from rlhf_api.pools import NodePool
 
 
@@ -27,13 +30,34 @@ class Terms:
 
 def terms_of(job: RLHFJob) -> Terms:
     """The terms of a job."""
-    spec = job.spec
+    return _terms(partial(getattr, job.spec))
+
+
+def rough_terms(spec: Mapping[str, Any]) -> Terms:
+    """The terms of a job whose spec cannot be read as a whole, as the one of a newer or an older release.
+
+    A job that runs has to be followed and ended all the same. Each field is read by itself; what cannot be read has its
+    default, and pools that cannot be read are none.
+    """
+    return _terms(partial(_field, spec))
+
+
+def _terms(read: Callable[[str], Any]) -> Terms:
     return Terms(
-        suspend=spec.suspend,
-        backoff_limit=spec.backoff_limit,
-        infrastructure_backoff_limit=spec.infrastructure_backoff_limit,
-        active_deadline_seconds=spec.active_deadline_seconds,
-        pre_running_deadline_seconds=spec.pre_running_deadline_seconds,
-        ttl_seconds_after_finished=spec.ttl_seconds_after_finished,
-        pools=spec.node_pools,
+        suspend=read("suspend"),
+        backoff_limit=read("backoff_limit"),
+        infrastructure_backoff_limit=read("infrastructure_backoff_limit"),
+        active_deadline_seconds=read("active_deadline_seconds"),
+        pre_running_deadline_seconds=read("pre_running_deadline_seconds"),
+        ttl_seconds_after_finished=read("ttl_seconds_after_finished"),
+        pools=read("node_pools"),
     )
+
+
+def _field(spec: Mapping[str, Any], name: str) -> Any:
+    info = RLHFJobSpec.model_fields[name]
+    adapter: TypeAdapter[Any] = TypeAdapter(Annotated[info.annotation, info])  # type: ignore[arg-type]
+    try:
+        return adapter.validate_python(spec[info.alias or name], by_alias=True, by_name=False)
+    except (KeyError, ValidationError):
+        return () if info.is_required() else info.get_default(call_default_factory=True)

@@ -113,8 +113,8 @@ class WorkQueue:
             self._slots.release()
             asked = self._active.pop(key, None)
         self._waits.finished(result, loop.time() - start)
-        if asked is not None and result != "error":
-            self.add(key, max(asked - loop.time(), 0.0))
+        if asked is not None:
+            self.add(key, max(asked - loop.time(), FIRST_BACKOFF if result == "error" else 0.0))
         if again is not None:
             self.add(key, again)
 

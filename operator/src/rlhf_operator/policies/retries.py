@@ -7,6 +7,7 @@
 | 4 | numbers not finite | Failed at once: a resumed run computes the same numbers |
 | 3, 6, 1, others | reward, checkpoint, anything else | next try, counted against `backoffLimit` |
 | 5, 130, 143 | a worker or node was lost, the driver interrupted | next try, `infrastructureBackoffLimit` |
+| -n | signal n | as 128 + n, which is how a shell tells it |
 | none | Ray could not run the driver | next try, `infrastructureBackoffLimit` |
 
 A driver that was stopped through Ray was stopped by a person: Failed at once.
@@ -55,6 +56,7 @@ def end_of(driver: DriverView) -> End | None:
     if driver.state == "stopped":
         return End("Program", "DriverStopped", "The driver was stopped through Ray's job API.", fatal=True)
     code = told.exit_code if told and told.exit_code else driver.exit_code
+    code = 128 - code if code is not None and code < 0 else code
     message = (told.message if told and told.message else driver.message)[:MESSAGE_LENGTH]
     if code is None:
         kind: FailureKind = "Program" if driver.error_type in ENVIRONMENT_ERRORS else "Infrastructure"
