@@ -100,6 +100,8 @@ down() {
   programs
   kind delete cluster --name "$name" --kubeconfig "$kubeconfig"
   rm -f "$kubeconfig"
+  # kind leaves its network; another cluster of its own may use it still.
+  [[ -n $(kind get clusters 2>/dev/null) ]] || "$engine" network rm kind >/dev/null 2>&1 || true
 }
 
 status() {
