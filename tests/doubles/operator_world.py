@@ -43,6 +43,7 @@ class FakeKube:
         in_pod: That it runs in a pod there.
         calls: Every request: verb, plural, name.
         failures: Taken one a request by verb; what is not None is raised in its place.
+        denied: What every request of a verb and kind is answered with.
     """
 
     def __init__(self, clock: Callable[[], datetime]) -> None:
@@ -50,6 +51,7 @@ class FakeKube:
         self.in_pod = True
         self.calls: list[tuple[str, str, str]] = []
         self.failures: dict[str, list[KubeError | None]] = {}
+        self.denied: dict[tuple[str, Resource], KubeError] = {}
         self._clock = clock
         self._objects: dict[tuple[str, str | None, str], Object] = {}
         self._versions = itertools.count(1)
@@ -89,6 +91,7 @@ class FakeKube:
     def list(self, resource: Resource, namespace: str | None = None, labels: str = "") -> Listing:
         self._record("list", resource, "")
         found = [obj for obj in self.all(resource) if _matches(obj, labels)]
+        found = [obj for obj in found if namespace in (None, obj["metadata"].get("namespace"))]
         return Listing(copy.deepcopy(found), str(next(self._versions)))
 
     def apply(self, manifest: Mapping[str, Any], resource: Resource | None = None, **_query: str) -> Object:
@@ -137,8 +140,8 @@ class FakeKube:
         self.calls.append((verb, resource.plural, name))
         queued = self.failures.get(verb)
         failure = queued.pop(0) if queued else None
-        if failure:
-            raise failure
+        if failure or (verb, resource) in self.denied:
+            raise failure or self.denied[verb, resource]
 
 
 def _matches(obj: Object, labels: str) -> bool:
@@ -321,6 +324,15 @@ class World:
             **status,
         }
         self.kube.put(RAYCLUSTERS, obj)
+
+    def add_pods(self, cluster: str, **ready: int) -> None:
+        """Pods that run, so many a group, in the place of those that were there."""
+        for pod in self.kube.all(PODS):
+            self.kube.remove(PODS, pod["metadata"]["name"])
+        for group, count in ready.items():
+            for index in range(count):
+                status = {"conditions": [{"type": "Ready", "status": "True"}]}
+                self.add_pod(cluster, f"{cluster}-{group}-{index}", group, status)
 
     def add_pod(self, cluster: str, name: str, group: str, status: Object) -> None:
         labels = {"ray.io/cluster": cluster, "ray.io/group": group}

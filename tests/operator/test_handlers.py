@@ -6,9 +6,9 @@ from typing import Any
 
 import kopf
 import pytest
-from operator_world import NAMESPACE, World
+from operator_world import NAMESPACE, World, job_manifest
 from rlhf_operator.handlers import Operator, registry_of
-from rlhf_operator.kube import RAYCLUSTERS, RLHFJOBS, Access, NotFoundError
+from rlhf_operator.kube import RAYCLUSTERS, RLHFJOBS, Access, ForbiddenError, NotFoundError
 from rlhf_operator.metrics import Health
 from rlhf_operator.settings import Settings
 
@@ -34,11 +34,11 @@ def world() -> World:
     return made
 
 
-def play(world: World, scenario) -> None:
-    """Let an operator live for the time of a scenario."""
+def play(world: World, scenario, **changes: Any) -> None:
+    """Let an operator live for the time of a scenario, with settings of its own."""
 
     async def made() -> None:
-        settings = Settings(metrics_port=0, health_port=0, resync_seconds=3600)
+        settings = Settings(metrics_port=0, health_port=0, resync_seconds=3600, **changes)
         operator = Operator(settings, FakeApi(world))  # type: ignore[arg-type]
         try:
             await asyncio.wait_for(scenario(operator), 30)
@@ -114,6 +114,63 @@ def test_without_kuberay_it_goes_on(world):
         assert operator.store.keys == [(NAMESPACE, "math")]
 
     play(world, scenario)
+
+
+def test_a_namespace_that_cannot_be_listed_hinders_no_other(world):
+    world.kube.put(RLHFJOBS, job_manifest("other"), "elsewhere")
+    listed, calls = world.kube.list, []
+
+    def one_is_gone(resource, namespace=None, labels=""):
+        calls.append(namespace)
+        if namespace == "gone":
+            raise ForbiddenError(403, "Forbidden", "no such right")
+        return listed(resource, namespace, labels)
+
+    world.kube.list = one_is_gone
+
+    async def scenario(operator):
+        await operator.resync()
+        assert sorted(operator.store.keys) == [("elsewhere", "other"), (NAMESPACE, "math")]
+        gone = {"metadata": {**world.kube.peek(RLHFJOBS, "math")["metadata"], "namespace": "gone"}}
+        before = len(operator.queue)
+        operator.see_job({**world.kube.peek(RLHFJOBS, "math"), **gone}, gone=False)
+        assert len(operator.queue) == before, "decided before its clusters were listed"
+
+    play(world, scenario, namespaces=("gone", NAMESPACE, "elsewhere"))
+
+    async def none_left(operator):
+        with pytest.raises(ForbiddenError):
+            await operator.resync()
+
+    play(world, none_left, namespaces=("gone",))
+
+
+def test_a_list_of_one_namespace_takes_no_job_of_another_for_gone(world):
+    world.kube.put(RLHFJOBS, job_manifest("other"), "elsewhere")
+
+    async def scenario(operator):
+        await operator.resync()
+        news = []
+        operator.queue.add = lambda key, delay=0.0: news.append(key) if not delay else None
+        await operator.resync()
+        assert news == []
+
+    play(world, scenario, namespaces=(NAMESPACE, "elsewhere"))
+
+
+def test_where_nothing_is_worked_on_any_more_no_resync_makes_it_look_healthy(world, caplog):
+    async def scenario(operator):
+        async def die():
+            raise ValueError("boom")
+
+        operator.queue.run = die
+        operator.start()
+        await until(lambda: operator._worker.done())
+        with pytest.raises(RuntimeError, match="worker has died"):
+            await operator.resync()
+
+    play(world, scenario)
+    assert "boom" in caplog.text
 
 
 def test_kopf_is_given_nothing_that_would_write_to_an_object(world):

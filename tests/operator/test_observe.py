@@ -37,6 +37,17 @@ def test_a_cluster_is_ready_when_its_head_and_its_fewest_workers_are():
     assert not ray_cluster(None).ready_by_sums
 
 
+def test_pods_tell_whether_each_group_has_its_share():
+    whole = conditions(HeadPodReady=True, RayClusterProvisioned=True)
+    view = ray_cluster({"conditions": whole, "readyWorkerReplicas": 3})
+    assert view.scales
+    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+    rollouts, trainers = [pod("r", "rollout", **ready)], [pod("t", "train", **ready)]
+    assert view.ready_by_pods(rollouts + 2 * trainers)
+    assert not view.ready_by_pods(2 * rollouts + trainers)
+    assert not view.ready_by_pods(rollouts + trainers + [pod("t", "train")])
+
+
 def test_a_cluster_counts_as_suspended_from_the_wish_to_the_return_of_its_pods():
     assert ray_cluster(spec={"suspend": True}).suspended
     assert ray_cluster({"conditions": conditions(RayClusterSuspending=True)}).suspended
@@ -115,7 +126,10 @@ def test_the_same_trouble_of_many_pods_is_told_once_the_heads_first():
     assert troubles(pods) == ("pod head: container `ray`: RunContainerError; pod w0: container `ray`: ErrImagePull")
 
 
-def test_a_status_that_cannot_be_read_counts_as_none():
-    job = {"apiVersion": "v", "kind": "RLHFJob", "metadata": META, "spec": {}, "status": {"phase": "Lost", "x": 1}}
-    assert job_view(job).status.phase is None
-    assert job_view(job).raw_status == {"phase": "Lost", "x": 1}
+def test_a_status_is_read_without_what_another_release_tells_and_says_why_it_cannot_be():
+    job = {"apiVersion": "v", "kind": "RLHFJob", "metadata": META, "spec": {}}
+    newer = job_view(job | {"status": {"phase": "Training", "x": 1}})
+    assert (newer.status.phase, newer.unreadable) == ("Training", None)
+    broken = job_view(job | {"status": {"phase": "Lost", "x": 1}})
+    assert "status.phase: got 'Lost'" in broken.unreadable
+    assert broken.raw_status == {"phase": "Lost", "x": 1}

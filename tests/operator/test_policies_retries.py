@@ -22,6 +22,8 @@ def ended(code, **changes):
         (6, "Program", "CheckpointFailed", False),
         (130, "Infrastructure", "Interrupted", False),
         (143, "Infrastructure", "Interrupted", False),
+        (-2, "Infrastructure", "Interrupted", False),
+        (-15, "Infrastructure", "Interrupted", False),
         (-9, "Program", "Unexpected", False),
     ],
 )

@@ -104,6 +104,20 @@ def test_work_may_ask_to_be_done_again():
     run(Play([0.01, 0.01]))
 
 
+def test_what_comes_while_work_fails_is_not_left_to_the_pause_after_errors():
+    class Play(Scenario):
+        async def play(self, queue):
+            queue._errors[A] = 20  # its next pause is the longest
+            self.gate.clear()
+            queue.add(A)
+            await self.until(1)
+            queue.add(A)
+            self.gate.set()
+            await self.until(2)
+
+    run(Play([ValueError("boom")]))
+
+
 def test_an_error_is_tried_again_and_hinders_no_other_key():
     results = []
 

@@ -160,12 +160,12 @@ class Draft:
 
     def end_try(self) -> None:
         """Want the current try no longer."""
-        self.set(submission_id=None, training_time=None)
+        self.set(submission_id=None, training_time=None, unreachable_since=None)
 
     def give_up_cluster(self) -> None:
         """Want the current cluster no longer, and delete it."""
         self.drop([self.seen.ours] if self.seen.ours else [])
-        self.set(ray_cluster=None, try_=None, pools=[], pool_summary=None, unreachable_since=None)
+        self.set(ray_cluster=None, try_=None, pools=[], pool_summary=None)
 
     def count(self, kind: FailureKind, reason: str, message: str) -> None:
         """Note a failure, and count it against its limit."""

@@ -133,7 +133,7 @@ class Surroundings:
         waits = not (_finished(job) or terms.suspend or problems or (ours and (ours.ready_by_sums or ours.suspended)))
         nodes = await _unless_blind(self.nodes(), []) if waits else None
         pods = await self._pods(job, ours, memory) if ours else None
-        blind += filter(None, [memory.pods_trouble])
+        blind += [memory.pods_trouble] if ours and memory.pods_trouble else []
         return Seen(
             job=job,
             now=self._clock(),
