@@ -2,11 +2,12 @@
 
 import json
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from control_plane import ControlPlane, GpuNodes
+from control_plane import Cluster, ControlPlane, GpuNodes
 
 TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
 
@@ -38,6 +39,15 @@ def ray_cluster(name: str, namespace: str, gpus: int = 8) -> dict[str, Any]:
     }
 
 
+def pod_of(cluster: Cluster, namespace: str, selector: str) -> str:
+    """Name of a pod, once it is there: `kubectl wait` waits for the creation of what it can name alone."""
+    end = time.monotonic() + 60
+    while not (pods := cluster.items("pod", namespace, selector)):
+        assert time.monotonic() < end, f"no pod {selector} within 60 s"
+        time.sleep(0.1)
+    return str(pods[0]["metadata"]["name"])
+
+
 def test_a_ray_cluster_is_scheduled_on_gpu_nodes_and_turns_ready(cluster: ControlPlane, namespace: str) -> None:
     with cluster.nodes(GpuNodes(f"{namespace}-gpu", taints=(TAINT,)), GpuNodes(f"{namespace}-cpu", gpus=0)):
         cluster.kubectl("apply", "-f", "-", stdin=json.dumps(ray_cluster("ready", namespace)))
@@ -48,10 +58,10 @@ def test_a_ray_cluster_is_scheduled_on_gpu_nodes_and_turns_ready(cluster: Contro
 
         # What nobody can hold stays Pending, and the scheduler says why.
         cluster.kubectl("apply", "-f", "-", stdin=json.dumps(ray_cluster("large", namespace, gpus=9)))
-        large = "-l=ray.io/cluster=large,ray.io/node-type=worker"
-        cluster.kubectl("wait", "--for=create", "--timeout=60s", "-n", namespace, "pod", large)
-        cluster.kubectl("wait", "--for=condition=PodScheduled=False", "--timeout=60s", "-n", namespace, "pod", large)
-        (worker,) = cluster.items("pod", namespace, large.removeprefix("-l="))
+        large = "ray.io/cluster=large,ray.io/node-type=worker"
+        name = pod_of(cluster, namespace, large)
+        cluster.kubectl("wait", "--for=condition=PodScheduled=False", "--timeout=60s", "-n", namespace, f"pod/{name}")
+        (worker,) = cluster.items("pod", namespace, large)
         assert "Insufficient nvidia.com/gpu" in worker["status"]["conditions"][0]["message"]
 
 
@@ -87,8 +97,7 @@ def test_a_service_account_has_its_own_rights_and_name(cluster: ControlPlane, na
 def test_a_program_that_was_restarted_goes_on(cluster: ControlPlane, namespace: str, program: str) -> None:
     cluster.restart(program)
     cluster.kubectl("apply", "-f", "-", stdin=json.dumps(ray_cluster("again", namespace)))
-    head = ["-n", namespace, "pod", "-l=ray.io/cluster=again,ray.io/node-type=head"]
-    cluster.kubectl("wait", "--for=create", "--timeout=60s", *head)
+    assert pod_of(cluster, namespace, "ray.io/cluster=again,ray.io/node-type=head")
 
 
 @pytest.mark.parametrize(
@@ -101,10 +110,9 @@ def test_a_pod_can_be_told_to_wait(cluster: ControlPlane, namespace: str, label:
     with cluster.nodes(GpuNodes(f"{namespace}-gpu", taints=(TAINT,))):
         cluster.kubectl("apply", "-f", "-", stdin=json.dumps(job))
         cluster.kubectl("wait", "--for=condition=HeadPodReady", "--timeout=60s", "-n", namespace, "raycluster/stuck")
-        worker = ["-n", namespace, "pod", "-l=ray.io/cluster=stuck,ray.io/node-type=worker"]
-        cluster.kubectl("wait", "--for=create", "--timeout=60s", *worker)
+        worker = pod_of(cluster, namespace, "ray.io/cluster=stuck,ray.io/node-type=worker")
         waits = f"--for=jsonpath={{.status.{statuses}[0].state.waiting.reason}}=ErrImagePull"
-        cluster.kubectl("wait", waits, "--timeout=60s", *worker)
+        cluster.kubectl("wait", waits, "--timeout=60s", "-n", namespace, f"pod/{worker}")
         assert cluster.get("raycluster", "stuck", namespace)["status"].get("readyWorkerReplicas", 0) == 0
 
 
