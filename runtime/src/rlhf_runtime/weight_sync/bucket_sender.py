@@ -18,7 +18,7 @@ class BucketInitInfo(TrainerInitInfo):
 
     backend: ClassVar[str] = "rlhf_buckets"
     bucket_bytes: int
-    """Bytes of the two buffers that buckets travel in; a tensor larger than one of them gets a third of its own."""
+    """Bytes of the buffers that buckets take turns in; a tensor larger than one of them gets a buffer of its own."""
     host: str
     """This node's address, as the engines reach it."""
 

@@ -33,7 +33,7 @@ def send_buckets(
     """
     on_way: deque[tuple[int, Wait]] = deque()
     stream = iter(tensors)
-    with one_thread():
+    with _one_thread():
         for bucket in plan.buckets:
             while len(on_way) > 1 or any(slot == bucket.slot for slot, _ in on_way):
                 on_way.popleft()[1]()
@@ -53,7 +53,7 @@ def _fill(views: Views, stream: Iterator[tuple[str, torch.Tensor]]) -> None:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def _one_thread() -> Iterator[None]:
     """Compute with one thread, which copies as fast as memory; more would wait for each other while others compute."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
