@@ -1,13 +1,17 @@
 """What the tests of the operator share."""
 
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import yaml
+from api_server_double import ApiServerDouble
+from kubernetes.config import kube_config
 from rlhf_api import RLHFJob
+from rlhf_operator import cli, kube
 from rlhf_operator.cluster_plan import plan_cluster
 from rlhf_operator.manifests import Owner, render
 
@@ -63,3 +67,22 @@ def rendered():
         return {made["kind"]: made for made in render(plan, owner, cluster, **options).objects}
 
     return rendered
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServerDouble]:
+    """The double, named by the kubeconfig that is found; the client reads KUBECONFIG once, when it is imported."""
+    with ApiServerDouble() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        config = {
+            "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_address[1]}"}}],
+            "users": [{"name": "u", "user": {"token": "t"}}],
+            "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
+            "current-context": "here",
+        }
+        (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
+        monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "kubeconfig"))
+        monkeypatch.setattr(cli.follow, "LOOK_SECONDS", 0.01)
+        monkeypatch.setattr(kube, "ATTEMPTS", 1)
+        yield server
+        server.shutdown()

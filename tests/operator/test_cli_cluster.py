@@ -1,84 +1,18 @@
 """The commands for a cluster, against a small double of an API server over a real socket."""
 
-import base64
 import json
 import re
-import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import api_server_double
 import pytest
 import yaml
-from api_server_double import CLUSTERS, EVENTS, JOBS, PODS, SECRETS, TOKEN, ApiServerDouble
+from api_server_double import EVENTS, JOBS, PODS, ApiServerDouble
+from cluster_commands import DONE, TRAINING, becomes, condition, job_with, rlhf
 from kubernetes.config import kube_config
-from rlhf_operator import cli, kube
 from ruamel.yaml import YAML
-from typer.testing import CliRunner
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "examples" / "01-quickstart.yaml"
-
-
-@pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServerDouble]:
-    """The double, named by the kubeconfig that is found; the client reads KUBECONFIG once, when it is imported."""
-    with ApiServerDouble() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        config = {
-            "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_address[1]}"}}],
-            "users": [{"name": "u", "user": {"token": "t"}}],
-            "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
-            "current-context": "here",
-        }
-        (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
-        monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "kubeconfig"))
-        monkeypatch.setattr(cli.follow, "LOOK_SECONDS", 0.01)
-        monkeypatch.setattr(kube, "ATTEMPTS", 1)
-        yield server
-        server.shutdown()
-
-
-def condition(kind: str, value: str = "True", message: str = "") -> dict[str, Any]:
-    return {"type": kind, "status": value, "reason": "Because", "message": message,
-            "lastTransitionTime": "2020-01-01T00:00:00Z", "observedGeneration": 1}  # fmt: skip
-
-
-def cluster_with(name: str) -> dict[str, Any]:
-    metadata = {"name": name, "namespace": "default", "uid": "c1", "resourceVersion": "1"}
-    metadata |= {"creationTimestamp": "2020-01-01T00:00:00Z"}
-    return {"metadata": metadata, "status": {"head": {"serviceName": "job-1-head-svc"}}}
-
-
-def job_with(name: str = "job", **fields: Any) -> dict[str, Any]:
-    metadata = {
-        "name": name,
-        "namespace": "default",
-        "uid": "u1",
-        "generation": 1,
-        "creationTimestamp": "2020-01-01T00:00:00Z",
-    }
-    return {"metadata": metadata, "spec": {"backoffLimit": 3}, "status": fields}
-
-
-def rlhf(*arguments: object) -> Any:
-    result = CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
-    assert "Traceback" not in result.output
-    assert result.exception is None or isinstance(result.exception, SystemExit)
-    return result
-
-
-TRAINING = {
-    "phase": "Training", "message": "step 12 of 200", "gpus": 16, "cluster": 1, "rayCluster": "job-1", "try": 2,
-    "tries": 2, "submissionId": "job-1-2", "pools": [{"name": "train", "desired": 2, "ready": 2}],
-    "poolSummary": "train 2/2", "programFailures": 1,
-    "conditions": [condition("Accepted"), condition("Training", message="it\ntrains")],
-    "failures": [{"kind": "Program", "cluster": 1, "try": 1, "reason": "NotFinite", "message": "a loss was NaN",
-                  "time": "2020-01-01T00:00:00Z", "step": 7}],
-    "progress": {"step": 12, "steps": 200, "reward": 0.2314, "kl": 0.0021, "tokensPerSecond": 812.4,
-                 "weightVersion": 12, "lastCheckpoint": "/checkpoints/step-000010", "etaSeconds": 3700},
-}  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------------- apply
@@ -226,24 +160,7 @@ def test_events_are_those_of_the_job_and_what_it_owns_in_order(server):
 # -------------------------------------------------------------------------------------------- wait, suspend, delete
 
 
-def becomes(**fields: Any) -> Any:
-    return lambda server: server.objects.__setitem__(f"{JOBS}/job", job_with(**fields))
-
-
-def until(holds: Any, step: Any) -> Any:
-    """A step of the story that waits for something to hold."""
-
-    def look(server: ApiServerDouble) -> None:
-        if holds(server):
-            step(server)
-        else:
-            server.story.insert(0, look)
-
-    return look
-
-
 PENDING, TRAINS = {"phase": "Pending"}, {"phase": "Training", "conditions": [condition("Training")]}
-DONE = {"phase": "Succeeded", "conditions": [condition("Succeeded")]}
 FAILED = {"phase": "Failed", "message": "no\nluck", "conditions": [condition("Failed")]}
 
 
@@ -311,119 +228,6 @@ def test_delete_waits_for_what_the_job_owned(server):
     del server.objects[f"{PODS}/p"]
     server.objects[f"{JOBS}/job"] = job_with()
     assert rlhf("delete", "job", "--wait").output == "rlhfjob.rlhf-operator.io/job deleted\n"
-
-
-# -------------------------------------------------------------------------------------------------------------- logs
-
-
-@pytest.fixture
-def driver(server):
-    """A job whose driver has written three lines."""
-    server.objects |= {
-        f"{JOBS}/job": job_with(**TRAINING),
-        f"{CLUSTERS}/job-1": cluster_with("job-1"),
-        f"{SECRETS}/job-1": {"data": {"auth_token": base64.b64encode(TOKEN.encode()).decode()}},
-    }
-    server.logs["job-1-2"] = "one\ntwo\nthree\n"
-    return server
-
-
-def writes(text: str, submission: str = "job-1-2") -> Any:
-    return lambda server: server.logs.__setitem__(submission, server.logs.get(submission, "") + text)
-
-
-@pytest.mark.parametrize(
-    ("tail", "said"), [((), "one\ntwo\nthree\n"), (("--tail", 1), "three\n"), (("--tail", 0), "")], ids=str
-)
-def test_logs_are_read_from_ray_with_the_clusters_token(driver, tail, said):
-    result = rlhf("logs", "job", *tail)
-    assert (result.exit_code, result.stdout) == (0, said)
-
-
-def logs_asked(server: ApiServerDouble) -> list[str]:
-    return [path.rpartition("/")[2] for _, path, _ in server.asked if "/v0/logs/" in path]
-
-
-def follows(server: ApiServerDouble) -> bool:
-    return "stream" in logs_asked(server)
-
-
-def test_logs_are_followed_over_tries_to_the_end(driver):
-    def next_try(server):
-        server.logs |= {"job-1-2": server.logs["job-1-2"] + "its end\n", "job-1-3": "again\n"}
-        becomes(**{**TRAINING, "submissionId": "job-1-3"})(server)
-
-    def ends(server):
-        writes("to the end\n", "job-1-3")(server)
-        becomes(phase="Failed", message="enough", conditions=[condition("Failed")])(server)
-
-    driver.logs["job-1-2"] = "one\ntwo\nthr"
-    driver.story = [None, until(follows, writes("ee\nfour\n")), next_try, ends]
-    result = rlhf("logs", "-f", "job", "--tail", "2")
-    assert (result.exit_code, result.stdout) == (1, "two\nthree\nfour\nits end\nagain\nto the end\n")
-    assert result.stderr == "--- job-1-3\nFailed: enough\n"
-
-
-def test_a_log_that_is_followed_is_not_asked_for_again_and_again(driver):
-    driver.story = [None, until(follows, lambda _: None), *[None] * 20, becomes(**DONE)]
-    assert rlhf("logs", "-f", "job").exit_code == 0
-    assert logs_asked(driver) == ["stream", "file"]
-
-
-def test_a_followed_log_goes_on_where_it_was_cut_off(driver):
-    text = "one\ntwö\n"
-    driver.logs["job-1-2"], driver.cuts = text, 2
-    driver.story = [None, until(lambda server: not server.cuts, writes("three\n")), *[None] * 10, becomes(**DONE)]
-    result = rlhf("logs", "-f", "job")
-    assert (result.exit_code, result.stdout, driver.cuts) == (0, f"{text}three\n", 0)
-
-
-def test_following_has_patience_with_an_api_server_that_is_away(driver):
-    away = lambda server: server.away.update({JOBS: 3})  # noqa: E731
-    driver.away, driver.cuts = {f"{CLUSTERS}/": 2}, 1
-    driver.story = [None, until(lambda server: not server.cuts, away), becomes(**DONE)]
-    result = rlhf("logs", "-f", "job")
-    assert (result.exit_code, result.stdout) == (0, "one\ntwo\nthree\n")
-    assert set(driver.away.values()) == {0}
-
-
-def test_between_two_tries_the_log_is_that_of_the_last_one(driver):
-    between = {key: value for key, value in TRAINING.items() if key != "submissionId"} | {"phase": "Restarting"}
-    driver.objects[f"{JOBS}/job"] = job_with(**between)
-    assert rlhf("logs", "job").stdout == "one\ntwo\nthree\n"
-
-
-@pytest.mark.parametrize(
-    ("status", "said"),
-    [
-        ({"phase": "Provisioning", "rayCluster": "job-1", "cluster": 1}, "no driver was submitted yet"),
-        ({"phase": "Succeeded", "cluster": 1, "tries": 2}, "the RayCluster of its last try is gone"),
-    ],
-    ids=["not yet", "no longer"],
-)
-def test_a_job_without_a_log_says_why(driver, status, said):
-    driver.objects[f"{JOBS}/job"] = job_with(**status)
-    result = rlhf("logs", "job")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert said in result.stderr
-
-
-def test_a_driver_that_has_not_started_has_no_log_yet(driver, monkeypatch):
-    monkeypatch.setattr(api_server_double, "NODE", None)
-    assert "its driver has not started" in rlhf("logs", "job").stderr
-
-
-@pytest.mark.parametrize(
-    ("lost", "left"),
-    [(f"{CLUSTERS}/job-1", None), (f"{SECRETS}/job-1", None), (f"{SECRETS}/job-1", {"data": {}})],
-    ids=["cluster gone", "no Secret", "no token"],
-)
-def test_a_log_that_cannot_be_had_is_told(driver, lost, left):
-    del driver.objects[lost]
-    driver.objects |= {lost: left} if left else {}
-    result = rlhf("logs", "job")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert re.fullmatch(r"job: no log can be had now \(.*\)\. Training: step 12 of 200\n", result.stderr)
 
 
 # ---------------------------------------------------------------------------------------------------------- refusals

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from operator_world import expire
 from rlhf_operator.shared_answer import SharedAnswer
 
 
@@ -35,7 +36,7 @@ def test_an_answer_is_good_for_its_time():
     async def scenario():
         shared, _ = answers(("a", 0.0), ("b", 60.0), ("c", 60.0))
         assert [await shared.get() for _ in range(3)] == ["a", "b", "b"]
-        shared.expire()
+        expire(shared)
         assert shared.last == "b"
         assert await shared.get() == "c"
 

@@ -38,11 +38,6 @@ class SharedAnswer(Generic[T]):
         """The last answer, however old; None before the first."""
         return self._answer[0] if self._answer else None
 
-    def expire(self) -> None:
-        """Have the next one who comes ask anew."""
-        if self._answer:
-            self._answer = self._answer[0], 0.0
-
     async def _refresh(self) -> T:
         try:
             answer, seconds = await self._ask()
