@@ -30,6 +30,7 @@ from ray import cloudpickle
 from rlhf_api.roles import ModelSource, RandomModel
 from rlhf_api.runtime_config import SyncPath
 from rlhf_runtime.models import materialize
+from rlhf_runtime.single_controller.worker import SPIN_COUNT
 from rlhf_runtime.weight_sync.client import raise_failure
 from rlhf_runtime.weight_sync.verify import verify
 from torch.distributed import TCPStore
@@ -227,7 +228,7 @@ def measure(config: dict[str, int], rounds: int) -> dict[str, float]:
     model = RandomModel(architecture="qwen2", config={**config, **heads, "tie_word_embeddings": False})
     with tempfile.TemporaryDirectory() as folder:
         path = materialize(ModelSource(random=model), Path(folder))
-        environment = {"runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(THREADS)}}}
+        environment = {"runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(THREADS), "GOMP_SPINCOUNT": SPIN_COUNT}}}
         engine = ray.remote(num_cpus=1, **environment)(Engine).remote(path)
         trainer = ray.remote(num_cpus=1, **environment)(Trainer).remote(path, engine)
         ways, size, tensors = prepare(engine, trainer)

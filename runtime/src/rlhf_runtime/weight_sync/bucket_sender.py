@@ -8,7 +8,7 @@ import torch
 from vllm.distributed.weight_transfer.base import TrainerInitInfo, TrainerWeightTransferEngine, WeightSource
 
 from rlhf_runtime.weight_sync.buckets import Bucket, BucketPlan, TensorSpec, Views, lists_of, plan_buckets
-from rlhf_runtime.weight_sync.client import EngineClient
+from rlhf_runtime.weight_sync.client import EngineClient, root_cause
 from rlhf_runtime.weight_sync.pipeline import Wait, send_buckets
 
 
@@ -67,8 +67,12 @@ class BucketSender(TrainerWeightTransferEngine[BucketInitInfo]):
             for _ in self.source:
                 pass
             return
-        self.client.start_weight_update()
-        self.send_all()
+        starting = self.client.begin("start_weight_update")
+        try:
+            # The first bucket is filled while the engines make ready for it.
+            self.send_all()
+        except Exception as error:
+            raise root_cause([*starting.errors(), error]) from error
         self.client.finish_weight_update()
 
     def send_all(self) -> None:

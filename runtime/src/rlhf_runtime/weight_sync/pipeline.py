@@ -6,13 +6,16 @@ receiver  start the next bucket's move ─ wait for this one ─ load it ─ nex
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import zip_longest
 
 import torch
 
 from rlhf_runtime.weight_sync.buckets import Bucket, BucketPlan, Views
 
+LARGE_BYTES = 1 << 20
+"""Mean size of a bucket's tensors from which all threads copy. On smaller ones they wait for each other, ten times as
+long as one takes when an engine computes beside it."""
 Wait = Callable[[], None]
 """Waits until a move that was started is done; raises what went wrong with it."""
 
@@ -33,28 +36,28 @@ def send_buckets(
     """
     on_way: deque[tuple[int, Wait]] = deque()
     stream = iter(tensors)
-    with _one_thread():
-        for bucket in plan.buckets:
-            while len(on_way) > 1 or any(slot == bucket.slot for slot, _ in on_way):
-                on_way.popleft()[1]()
+    for bucket in plan.buckets:
+        while len(on_way) > 1 or any(slot == bucket.slot for slot, _ in on_way):
+            on_way.popleft()[1]()
+        with _one_thread() if bucket.used < len(bucket.specs) * LARGE_BYTES else nullcontext():
             _fill(views[bucket.index], stream)
-            on_way.append((bucket.slot, start(bucket)))
-        for _, wait in on_way:
-            wait()
+        on_way.append((bucket.slot, start(bucket)))
+    for _, wait in on_way:
+        wait()
 
 
 def _fill(views: Views, stream: Iterator[tuple[str, torch.Tensor]]) -> None:
-    """Copy a bucket's tensors into its slot."""
-    for expected, place in views:
-        name, tensor = next(stream)
+    """Copy a bucket's tensors into its slot, in one call: with many small ones Python takes as long as the bytes."""
+    tensors = []
+    for (expected, place), (name, tensor) in zip(views, stream, strict=False):
         if name != expected or tensor.shape != place.shape or tensor.dtype != place.dtype:
             raise RuntimeError(f"got tensor {name} {list(tensor.shape)} {tensor.dtype} in the place of {expected}")
-        place.copy_(tensor)
+        tensors.append(tensor)
+    torch._foreach_copy_([place for _, place in views], tensors)
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Compute with one thread, which copies as fast as memory; more would wait for each other while others compute."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -52,7 +52,6 @@ class RecordingSource(WeightSource):
         for _ in self._pass or self:
             pass
 
-    @torch.no_grad()
     def _materialized(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self._parameters():
             tensor = materialize_full_tensor(parameter.detach().to(self._wire(parameter)))

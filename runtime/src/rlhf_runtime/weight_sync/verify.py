@@ -50,7 +50,7 @@ def checksum(tensor: torch.Tensor) -> int:
     """
     if tensor.device.type == "cpu":
         data = tensor.detach().contiguous().view(-1).view(torch.uint8)
-        return xxhash.xxh3_64_intdigest(data.numpy(), _seed(tensor))
+        return xxhash.xxh3_64_intdigest(data.numpy(), _seed(tensor.dtype, tensor.shape))
     return block_checksum(tensor)
 
 
@@ -70,15 +70,16 @@ def block_checksum(tensor: torch.Tensor) -> int:
         if whole < len(part):
             tail = part[whole:].to(torch.int64)
             sums.append(tail.mul_(weights[: len(tail)]).sum(0, keepdim=True))
-    folded = _seed(tensor)
+    folded = _seed(tensor.dtype, tensor.shape)
     for block in torch.cat(sums).tolist() if sums else []:
         folded = ((folded ^ (folded >> 32)) * PRIME + block) & MASK
     return folded
 
 
-def _seed(tensor: torch.Tensor) -> int:
+@cache
+def _seed(dtype: torch.dtype, shape: torch.Size) -> int:
     """What dtype and shape add to a checksum."""
-    return zlib.crc32(f"{tensor.dtype}{list(tensor.shape)}".encode())
+    return zlib.crc32(f"{dtype}{list(shape)}".encode())
 
 
 def _words(tensor: torch.Tensor) -> torch.Tensor:
