@@ -126,7 +126,10 @@ def _rollout_work(role: str, folder: Path, rows: int, tokens: int):
     from rlhf_runtime.engines.vllm_engine import ENVIRONMENT, EngineSettings, Sampling, VLLMEngine
 
     os.environ |= ENVIRONMENT
-    import vllm  # noqa: F401
+    # What it imports when it is used, as imports are no part of what a role takes.
+    import vllm.model_executor.models.qwen2
+    import vllm.v1.worker.cpu_worker  # noqa: F401
+    from vllm import LLM  # noqa: F401
 
     def run() -> None:
         engine = VLLMEngine(folder / "model", EngineSettings("cpu", "shm", tokens, 1, 0.5))
