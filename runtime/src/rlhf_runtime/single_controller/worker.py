@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 SPIN_COUNT = "2000"
 """How often GNU's OpenMP threads look for work before they sleep, about a tenth of a millisecond. By default it is
-hundreds of times that: where another process has one of the cores, the thread that waits for its sibling keeps the other
-one from it, and a training step takes ten to thirty times as long."""
+hundreds of times that: where another process has one of the cores, the thread that waits for its sibling keeps the
+other one from it, and a training step takes ten to thirty times as long."""
 
 
 @dataclass(frozen=True)
