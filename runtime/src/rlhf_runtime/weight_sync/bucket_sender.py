@@ -8,7 +8,7 @@ import torch
 from vllm.distributed.weight_transfer.base import TrainerInitInfo, TrainerWeightTransferEngine, WeightSource
 
 from rlhf_runtime.weight_sync.buckets import Bucket, BucketPlan, TensorSpec, Views, lists_of, plan_buckets
-from rlhf_runtime.weight_sync.client import EngineClient, root_cause
+from rlhf_runtime.weight_sync.client import EngineClient
 from rlhf_runtime.weight_sync.pipeline import Wait, send_buckets
 
 
@@ -72,7 +72,7 @@ class BucketSender(TrainerWeightTransferEngine[BucketInitInfo]):
             # The first bucket is filled while the engines make ready for it.
             self.send_all()
         except Exception as error:
-            raise root_cause([*starting.errors(), error]) from error
+            raise starting.cause_of(error) from error
         self.client.finish_weight_update()
 
     def send_all(self) -> None:

@@ -38,10 +38,10 @@ class EngineCall:
                 f"{self._client.timeout_seconds:g} s; expected one. Fix: raise it, or see what holds these engines up"
             )
 
-    def errors(self) -> list[Exception]:
-        """What the engines raised, those that still work left out; a moment is given to them to say it."""
+    def cause_of(self, error: Exception) -> Exception:
+        """What is behind an error met beside this step: it, or what an engine raised, given a moment to say so."""
         done, _ = wait(self._futures, min(GRACE_SECONDS, self._client.remaining()))
-        return _errors(done)
+        return root_cause([*_errors(done), error]) or error
 
 
 def _errors(done: Iterable[Future[None]]) -> list[Exception]:

@@ -16,7 +16,6 @@ from rlhf_runtime.weight_sync.broadcast import BroadcastGroup, address_towards
 from rlhf_runtime.weight_sync.bucket_receiver import BucketReceiver, Layout
 from rlhf_runtime.weight_sync.bucket_sender import BucketInitInfo, BucketSender
 from rlhf_runtime.weight_sync.buckets import Bucket
-from rlhf_runtime.weight_sync.client import root_cause
 from rlhf_runtime.weight_sync.meeting import Meeting, group_rank, join_engines
 from rlhf_runtime.weight_sync.pipeline import Wait, receive_buckets
 from rlhf_runtime.weight_sync.receive import RecordedReceive
@@ -139,7 +138,7 @@ class GlooSender(BucketSender):
         except Exception as error:
             # Engines that wait for more fail now, and say so.
             self.shutdown()
-            raise root_cause([*update.errors(), error]) from error
+            raise update.cause_of(error) from error
         update.wait()
 
     def shutdown(self) -> None:

@@ -14,7 +14,7 @@ from torch.distributed import PrefixStore, Store, TCPStore
 
 from rlhf_runtime import store
 from rlhf_runtime.errors import ConnectionLostError
-from rlhf_runtime.weight_sync.client import EngineCall, background, root_cause
+from rlhf_runtime.weight_sync.client import EngineCall, background
 
 T = TypeVar("T")
 
@@ -125,7 +125,7 @@ def join_engines(meeting: Meeting, joining: EngineCall, join: Callable[[], T]) -
     except Exception as error:
         meeting.leave()
         # Engines that were told to leave by one that failed may have answered before it.
-        raise (root_cause([*joining.errors(), error]) or error) from error
+        raise joining.cause_of(error) from error
 
 
 def group_rank(engine: Any, rank_offset: int) -> int:
