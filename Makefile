@@ -14,10 +14,10 @@ export UV_LINK_MODE ?= hardlink
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test test-fast lint lint-charts format crds chart pins clean \
-  cluster-programs cluster-up cluster-down cluster-status
+  cluster-programs cluster-up cluster-images cluster-down cluster-status e2e e2e-faults
 
 help: ## Show this list
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY) ## Install everything into .venv (about two minutes the first time, nothing afterwards)
 
@@ -84,11 +84,20 @@ cluster-programs: ## Build the programs of the test cluster (20 minutes on two c
 cluster-up: ## Start a kind cluster with KubeRay and simulated GPU nodes
 	e2e/kind/cluster.sh up
 
+cluster-images: ## Give it the images of `make images`; nodes pull of them what they lack
+	e2e/kind/cluster.sh load localhost/rlhf-runtime:0.1.0 localhost/rlhf-operator:0.1.0
+
 cluster-down: ## Remove it
 	e2e/kind/cluster.sh down
 
 cluster-status: ## Tell what runs in it, and how to reach it
 	e2e/kind/cluster.sh status
+
+e2e: $(READY) ## Run jobs on kind, or on the cluster of KUBECONFIG (KEEP=1 keeps kind's cluster)
+	e2e/run.sh e2e --ignore=e2e/faults
+
+e2e-faults: $(READY) ## Kill, cut off and fill up everything that a job depends on, while it runs there
+	e2e/run.sh e2e/faults
 
 clean: ## Remove .venv and caches; runs/ stays
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

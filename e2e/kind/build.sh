@@ -27,6 +27,7 @@ describe() {
     kwok) echo "kwok sigs.k8s.io/kwok/cmd/kwok 2" ;;
     kind) echo "kind sigs.k8s.io/kind 1" ;;
     coredns) echo "coredns github.com/coredns/coredns 3" ;;
+    registry) echo "registry github.com/distribution/distribution/v3/cmd/registry 2" ;;
     helm) echo "helm helm.sh/helm/v3/cmd/helm 2" ;;
     kubeconform) echo "kubeconform github.com/yannh/kubeconform/cmd/kubeconform 1" ;;
     *) fail "got $1; expected one of the programs that $0 describes" ;;

@@ -1,18 +1,28 @@
 #!/usr/bin/env bash
 # A kind cluster with KubeRay, two GPU workers, and KWOK's GPU nodes beside them:
-#   e2e/kind/cluster.sh up | down | status
-# Everything that it keeps is in build/cluster: the kubeconfig, and the logs of the last start.
+#   e2e/kind/cluster.sh up | down | status | env | check
+#   e2e/kind/cluster.sh load IMAGE...     publishes images; a node pulls what it lacks of one when a pod needs it
+# Everything that it keeps is in build/cluster: the kubeconfig, which images were published, the folder `volumes` that
+# all nodes share, and the logs of the last start.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-state=$(cd "$here/../.." && pwd)/build/cluster
+root=$(cd "$here/../.." && pwd)
+state=$root/build/cluster
 name=rlhf
 kubeconfig=$state/kubeconfig
+images=$state/images
 log=$state/logs/up.log
 gpus=8
+workers=2
+nodes=4096  # MiB that the nodes take without a job's image
 
 fail() { echo "cluster: $*" >&2; exit 1; }
 say() { echo "$(date +%T) $*" >&2; }
+# shellcheck source=e2e/kind/registry.sh
+source "$here/registry.sh"
+# shellcheck source=e2e/kind/gpus.sh
+source "$here/gpus.sh"
 
 # The container engine that runs: Docker if its daemon answers, else podman.
 find_engine() {
@@ -31,51 +41,50 @@ find_engine() {
 programs() {
   local program path
   declare -gA path_of
-  while read -r program path; do path_of[$program]=$path; done < <("$here/build.sh" kind kubectl kuberay kwok)
-  [[ -n ${path_of[kwok]:-} ]] || fail "the programs were not built"
+  while read -r program path; do path_of[$program]=$path; done < <("$here/build.sh" kind kubectl kuberay kwok registry)
+  [[ -n ${path_of[registry]:-} ]] || fail "the programs were not built"
 }
 
 kind() { "${path_of[kind]}" "$@"; }
 kubectl() { "${path_of[kubectl]}" --kubeconfig="$kubeconfig" "$@"; }
 exists() { kind get clusters 2>/dev/null | grep -qx "$name"; }
 
+# Refuses where the engine's disk has too little room. $1: MiB, $2: what for.
+need_room() {
+  local folder have
+  folder=$("$engine" info --format "$([[ $engine == docker ]] && echo '{{.DockerRootDir}}' || echo '{{.Store.GraphRoot}}')")
+  have=$(df --output=avail --block-size=M "$folder" 2>/dev/null | tail -n 1 | tr -dc 0-9) || return 0
+  (($1 <= have)) || fail "$2: got $((have / 1024)) GiB free at $folder; expected $(($1 / 1024 + 1)). \
+Fix: free some ($engine system prune), or move the engine's storage"
+}
+
+# Whether there is room for everything, before minutes of building; `load` knows sizes, here they are rounded up.
+check() {
+  local need=0 image=5120
+  "$engine" image inspect localhost/rlhf-runtime:0.1.0 >/dev/null 2>&1 || need=$((2 * image))
+  [[ -s $images ]] || need=$((need + nodes + workers * image + image / 2))
+  need_room $need "the images, and a cluster that holds them"
+}
+
 create() {
   local image
+  need_room $nodes "a cluster"
   image=$("$here/node-image.sh" "$engine")
   say "creating the cluster from $image"
-  kind create cluster --name "$name" --image "$image" --config "$here/kind.yaml" --kubeconfig "$kubeconfig" \
-    --wait 180s --retain >>"$log" 2>&1 && return
+  # Paths in kind.yaml start at the repository's root.
+  (cd "$root" && with_gpus "$here/kind.yaml" | kind create cluster --name "$name" --image "$image" --config - \
+    --kubeconfig "$kubeconfig" --wait 180s --retain) >>"$log" 2>&1 && return
   kind export logs --name "$name" "$state/logs/nodes" >>"$log" 2>&1 || true
   tail -n 20 "$log" >&2
   kind delete cluster --name "$name" --kubeconfig "$kubeconfig" >>"$log" 2>&1 || true
   fail "kind could not create the cluster; its nodes' logs are in $state/logs/nodes"
 }
 
-# The worker's kubelet keeps resources that it does not know, over restarts too.
-offer_gpus() {
-  local node key=nvidia.com~1gpu
-  for node in $(kubectl get nodes -l pool=gpu -o name); do
-    kubectl patch "$node" --subresource=status --type=json -p "[
-      {\"op\": \"add\", \"path\": \"/status/capacity/$key\", \"value\": \"$gpus\"},
-      {\"op\": \"add\", \"path\": \"/status/allocatable/$key\", \"value\": \"$gpus\"}]"
-  done
-}
-
-# An image that holds one static program, put on every node. $1: program, $2: name in the image, $3: image.
-load_program() {
-  local folder
-  folder=$(mktemp -d)
-  cp "${path_of[$1]}" "$folder/$2"
-  printf 'FROM scratch\nCOPY %s /%s\nUSER 65532\nENTRYPOINT ["/%s"]\n' "$2" "$2" "$2" >"$folder/Dockerfile"
-  "$engine" build --quiet --tag "$3" "$folder"
-  "$engine" save --output "$folder/image.tar" "$3"
-  kind load image-archive --name "$name" "$folder/image.tar"
-  rm -rf "$folder"
-}
-
 install_operators() {
-  load_program kuberay manager quay.io/kuberay/operator:v1.6.0
-  load_program kwok kwok registry.k8s.io/kwok/kwok:v0.7.0
+  build_program_image kuberay manager quay.io/kuberay/operator:v1.6.0
+  build_program_image kwok kwok registry.k8s.io/kwok/kwok:v0.7.0
+  publish quay.io/kuberay/operator:v1.6.0
+  publish registry.k8s.io/kwok/kwok:v0.7.0
   kubectl apply --server-side --force-conflicts -k "${path_of[kuberay]%/*}/config/default"
   # Its own limit, a tenth of a CPU, makes a start take minutes.
   kubectl set resources deployment/kuberay-operator --limits=cpu=2,memory=1Gi --requests=cpu=100m,memory=256Mi
@@ -86,22 +95,52 @@ install_operators() {
 }
 
 up() {
-  mkdir -p "$state/logs"
+  mkdir -p "$state/logs" "$state/volumes"
   : >"$log"
   programs
   if exists; then say "the cluster is there"; else create; fi
   kind export kubeconfig --name "$name" --kubeconfig "$kubeconfig" >>"$log" 2>&1
   say "installing KubeRay and KWOK (log: $log)"
-  { offer_gpus && install_operators; } >>"$log" 2>&1 || { tail -n 20 "$log" >&2; fail "not all came up; the log: $log"; }
+  { offer_gpus && start_registry && install_operators; } >>"$log" 2>&1 || { tail -n 20 "$log" >&2; fail "not all came up; the log: $log"; }
   status
+}
+
+# What the nodes have of an image they keep; the rest is pulled from here when a pod runs there.
+load() {
+  local image size total=0 new=()
+  (($#)) || fail "got no image; expected one or more. Fix: make cluster-images"
+  programs
+  exists || fail "there is no cluster. Fix: make cluster-up"
+  touch "$images"
+  for image; do
+    size=$("$engine" image inspect --format '{{.Size}}' "$image") || fail "$engine has no image $image. Fix: make images"
+    grep -q "^$image " "$images" || { total=$((total + size / 1048576)); new+=("$image"); }
+  done
+  # A packed copy in the registry, half as large, and one on each worker.
+  need_room $((total * workers + total / 2 + 1024)) "${new[*]:-images}"
+  for image; do
+    say "publishing $image"
+    size=$(publish "$image")
+    sed -i "\\#^$image #d" "$images"
+    echo "$image $size" >>"$images"
+  done
 }
 
 down() {
   programs
+  stop_registry
   kind delete cluster --name "$name" --kubeconfig "$kubeconfig"
-  rm -f "$kubeconfig"
+  rm -rf "$kubeconfig" "$images" "$state/volumes"
   # kind leaves its network; another cluster of its own may use it still.
   [[ -n $(kind get clusters 2>/dev/null) ]] || "$engine" network rm kind >/dev/null 2>&1 || true
+}
+
+# What the tests in e2e/ read, as lines for the shell.
+env() {
+  programs
+  exists || fail "there is no cluster. Fix: make cluster-up"
+  echo "export KUBECONFIG=$kubeconfig RLHF_E2E_VOLUMES=$state/volumes"
+  awk '{print "export RLHF_E2E_" ($1 ~ /operator/ ? "OPERATOR" : "RUNTIME") "_IMAGE=" $2}' "$images"
 }
 
 status() {
@@ -113,6 +152,6 @@ status() {
 }
 
 case ${1:-} in
-  up | down | status) find_engine && "$1" ;;
-  *) fail "got '${1:-}'; expected up, down or status" ;;
+  up | down | status | env | check | load) find_engine && "$@" ;;
+  *) fail "got '${1:-}'; expected up, down, status, env, check or load" ;;
 esac

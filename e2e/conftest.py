@@ -1,0 +1,70 @@
+"""A cluster whose pods run, with the operator in it, and a namespace a test. `e2e/run.sh` says which cluster."""
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import evidence
+import pytest
+from control_plane import build
+from live_cluster import OPERATOR_NAMESPACE, OWNER, RELEASE, Images, LiveCluster
+
+OUT = Path(__file__).parents[1] / "build" / "e2e"
+
+
+def _given(variable: str) -> str:
+    if value := os.environ.get(variable):
+        return value
+    pytest.exit(
+        f"{variable}: got nothing; expected it of whoever starts the tests. Fix: make e2e, or with a cluster of make "
+        f'cluster-up and cluster-images: eval "$(e2e/kind/cluster.sh env)"',
+        returncode=2,
+    )
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[LiveCluster]:
+    """The cluster for the whole session, with the operator; one that somebody has installed there stays as it is."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    images = Images(_given("RLHF_E2E_RUNTIME_IMAGE"), _given("RLHF_E2E_OPERATOR_IMAGE"))
+    cluster = LiveCluster(Path(_given("KUBECONFIG")), OUT, build("kubectl", "helm"), images)
+    if volumes := os.environ.get("RLHF_E2E_VOLUMES"):
+        cluster.volumes = Path(volumes)
+    cluster.storage_class = os.environ.get("RLHF_E2E_STORAGE_CLASS")
+    ours = cluster.volumes is not None or not cluster.operator_installed
+    if ours:
+        cluster.install_operator()
+    yield cluster
+    if ours and cluster.volumes is None:
+        cluster.helm("uninstall", RELEASE, "--wait")
+        cluster.kubectl("delete", "namespace", OPERATOR_NAMESPACE, "--wait=false")
+
+
+@pytest.fixture
+def namespace(cluster: LiveCluster) -> Iterator[str]:
+    """A namespace of the test's own under the `restricted` standard; it is gone when the test is over."""
+    name = f"e2e-{secrets.token_hex(4)}"
+    cluster.kubectl("create", "namespace", name)
+    cluster.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
+    yield name
+    # Waited for, as the next test needs what this one's pods hold.
+    cluster.kubectl("delete", "namespace", name, "--timeout=180s")
+    cluster.kubectl("delete", "persistentvolume", "-l", f"{OWNER}={name}")
+    if cluster.volumes:
+        shutil.rmtree(cluster.volumes / name, ignore_errors=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    """Keeps what a cluster knows of a failed test, before its namespace goes."""
+    report = yield
+    given: dict[str, Any] = getattr(item, "funcargs", {})
+    if report.failed and call.when in ("setup", "call") and {"cluster", "namespace"} <= given.keys():
+        folder = OUT / item.name
+        shutil.rmtree(folder, ignore_errors=True)
+        evidence.collect(given["cluster"], given["namespace"], folder)
+        report.sections.append(("evidence", f"What the cluster knows of it is in {folder}"))
+    return report

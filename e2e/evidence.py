@@ -1,0 +1,44 @@
+"""What a cluster knows of a test that failed."""
+
+import json
+from pathlib import Path
+
+from live_cluster import OPERATOR_NAMESPACE, LiveCluster
+
+KINDS = "rlhfjobs,rayclusters,pods,services,configmaps,persistentvolumeclaims"
+RAY_LOGS = "cd /tmp/ray/session_latest/logs && tail -n 2000 -- *.log *.err *.out"
+
+
+def collect(cluster: LiveCluster, namespace: str, folder: Path) -> None:
+    """Writes objects, their descriptions, events, and the logs of all pods and of Ray into a folder.
+
+    Args:
+        cluster: The cluster.
+        namespace: The test's namespace.
+        folder: Folder for it, which is made.
+    """
+    folder.mkdir(parents=True)
+
+    def keep(file: str, *arguments: str) -> str:
+        text = cluster.kubectl(*arguments, check=False)
+        (folder / file).write_text(text)
+        return text
+
+    keep("objects.yaml", "get", KINDS, "-n", namespace, "-o", "yaml")
+    keep("overview.txt", "get", KINDS, "-n", namespace, "-o", "wide")
+    keep("describe.txt", "describe", "rlhfjobs,rayclusters,pods,persistentvolumeclaims", "-n", namespace)
+    keep("events.txt", "get", "events", "-n", namespace, "--sort-by=.lastTimestamp")
+    keep("nodes.txt", "describe", "nodes")
+    keep("operator.log", "logs", "-n", OPERATOR_NAMESPACE, "-l", "app.kubernetes.io/component=operator", "--tail=-1")
+    keep("kuberay.log", "logs", "-A", "-l", "app.kubernetes.io/name=kuberay", "--tail=-1", "--prefix")
+    for pod in _pods(cluster, namespace):
+        keep(f"{pod}.log", "logs", "-n", namespace, pod, "--all-containers", "--prefix")
+        if "ray" in pod or "head" in pod or "worker" in pod:
+            keep(f"{pod}.ray.log", "exec", "-n", namespace, pod, "-c", "ray", "--", "bash", "-c", RAY_LOGS)
+
+
+def _pods(cluster: LiveCluster, namespace: str) -> list[str]:
+    try:
+        return [pod["metadata"]["name"] for pod in cluster.items("pods", namespace)]
+    except (RuntimeError, json.JSONDecodeError):  # a cluster that does not answer is evidence too
+        return []
