@@ -37,6 +37,7 @@ def used() -> set[Right]:
         world = World()
     world.submit(ttlSecondsAfterFinished=60)
     world.kube.failures["patch"] = [ConflictError(409, "Conflict", "another wrote in between")]
+    world.kube.failures["create"] = [ConflictError(409, "AlreadyExists", "it is there since a moment ago")]
     world.settle()
     world.set_cluster("math-1", ready=0, head=False)
     world.later(30)

@@ -7,6 +7,7 @@ from operator_world import NAMESPACE, World
 from rlhf_api.run_end import RunEnd
 from rlhf_api.status import Progress
 from rlhf_operator.kube import (
+    EVENTS,
     NODES,
     RAYCLUSTERS,
     RLHFJOBS,
@@ -333,7 +334,7 @@ def test_what_the_api_server_refuses_is_told_and_tried_again(world):
 
 
 def test_without_kuberay_its_absence_is_told(world):
-    world.kube.failures["apply"] = [None, None, NotFoundError(404, "NotFound", "no such kind")] * 2
+    world.kube.denied["create", RAYCLUSTERS] = NotFoundError(404, "NotFound", "no such kind")
     for _ in range(2):
         with pytest.raises(NotFoundError):
             world.pass_over()
@@ -350,7 +351,7 @@ def test_a_status_that_another_wrote_in_between_is_read_again(world):
 
 
 def test_an_event_that_is_lost_loses_nothing_else(world):
-    world.kube.failures["create"] = [UnavailableError(500, "InternalError", "away")] * 50
+    world.kube.denied["create", EVENTS] = UnavailableError(500, "InternalError", "away")
     world.train()
     assert (world.status()["phase"], world.events()) == ("Training", [])
 

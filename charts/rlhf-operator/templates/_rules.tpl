@@ -8,7 +8,7 @@
   verbs: [patch]
 - apiGroups: [ray.io]
   resources: [rayclusters]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [get, list, watch, create, delete]
 # get: whose it is that has the name, before it is written or deleted
 - apiGroups: [""]
   resources: [configmaps]

@@ -146,22 +146,22 @@ class Reconciler:
         await self._around.call(self._kube.delete, resource, namespace, name, uid)
 
     async def _make_cluster(self, seen: Seen, number: int) -> None:
-        """Apply a cluster's objects, the RayCluster last, unless there is one of its name: the next pass judges it."""
+        """Make a cluster's objects, the RayCluster last and only where there is none: the next pass judges another."""
         job, rendered = seen.job, seen.rendered
         if rendered is None or rendered.name != cluster_name(job.name, number):
             rendered = await self._around.render(job, number)
-        there = await self._around.call(self._kube.get, RAYCLUSTERS, job.namespace, rendered.name)
-        if there:
-            self._store.see_cluster(there)
-            raise RetrySoon
-        for manifest in rendered.objects:
-            if manifest["kind"] != KIND:
-                await self._check_owner(job, manifest)
-                await self._around.call(self._kube.apply, manifest)
+        for manifest in rendered.around:
+            await self._check_owner(job, manifest)
+            await self._around.call(self._kube.apply, manifest)
         try:
-            made = await self._around.call(self._kube.apply, rendered.ray_cluster)
+            made = await self._around.call(self._kube.create, RAYCLUSTERS, rendered.ray_cluster)
         except NotFoundError as error:  # a namespace that is gone has been noticed before
             raise NotFoundError(error.status, error.reason, f"{KIND} is not installed") from None
+        except ConflictError:
+            there = await self._around.call(self._kube.get, RAYCLUSTERS, job.namespace, rendered.name)
+            if there:
+                self._store.see_cluster(there)
+            raise RetrySoon from None
         self._store.see_cluster(made)
 
     async def _check_owner(self, job: JobView, manifest: Manifest) -> None:

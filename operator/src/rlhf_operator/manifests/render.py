@@ -23,15 +23,20 @@ class Rendered:
     name: str
     """Name of each of them."""
     objects: tuple[Manifest, ...]
-    """What to apply, in this order; the RayCluster is the last.
+    """What to make, in this order; the RayCluster is the last."""
 
-    It is meant to be created and left alone: its worker groups are one value to the API server, so applying it again
-    takes back what an autoscaler or a queue changed in them.
-    """
+    @property
+    def around(self) -> tuple[Manifest, ...]:
+        """What has to be there before the RayCluster is."""
+        return self.objects[:-1]
 
     @property
     def ray_cluster(self) -> Manifest:
-        """The RayCluster among the objects."""
+        """The RayCluster, which is created and then left alone.
+
+        Its worker groups are one value to the API server, so applying it again would take back what an autoscaler or a
+        queue changed in them.
+        """
         return self.objects[-1]
 
 
