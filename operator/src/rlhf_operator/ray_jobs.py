@@ -9,7 +9,7 @@ import base64
 import binascii
 import json
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
@@ -50,6 +50,10 @@ class Head:
     namespace: str
     service: str
     token: str | None = None
+
+    def proxied(self, port: int) -> str:
+        """Path of one of its ports on the API server, by way of the service proxy."""
+        return f"/api/v1/namespaces/{self.namespace}/services/{self.service}:{port}/proxy"
 
 
 def head_of(cluster: ClusterView, secret: Mapping[str, Any] | None) -> Head:
@@ -203,6 +207,28 @@ class RayJobs:
             async for chunk in response.aiter_bytes():
                 yield chunk
 
+    def forward(
+        self,
+        head: Head,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: AsyncIterator[bytes] | None = None,
+    ) -> AbstractAsyncContextManager[httpx.Response]:
+        """Another client's request to the dashboard: within the context its answer, as it comes and whatever its status.
+
+        Args:
+            head: whose dashboard.
+            method: of the request.
+            path: with its query, beginning with `/`.
+            headers: of the request; no credentials, which are ours.
+            body: of the request.
+
+        Raises:
+            UnreachableError: when Ray does not answer, or the connection is lost within the context.
+        """
+        return self._open(head, method, DASHBOARD.number, path, body, SILENT_SECONDS, headers)
+
     async def _log_end(self, head: Head, submission_id: str) -> str:
         end = b""
         try:
@@ -232,22 +258,24 @@ class RayJobs:
         method: str,
         port: int,
         path: str,
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | AsyncIterator[bytes] | None = None,
         read_seconds: float = ANSWER_SECONDS,
+        more_headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[httpx.Response]:
         """A request whose answer is read piece by piece within the context."""
         headers = {"Accept-Encoding": "identity"}  # compressed, a few bytes could become many
         if self._proxy:
-            service = f"/api/v1/namespaces/{head.namespace}/services/{head.service}:{port}/proxy"
-            url = self._proxy.url + service + path
+            url = self._proxy.url + head.proxied(port) + path
             headers |= self._proxy.headers()
             headers |= {"X-Ray-Authorization": f"Bearer {head.token}"} if head.token else {}
         else:
             url = f"http://{head.service}.{head.namespace}.svc:{port}{path}"
             headers |= {"Authorization": f"Bearer {head.token}"} if head.token else {}
+        headers |= more_headers or {}
+        sent: dict[str, Any] = {"json": body} if body is None or isinstance(body, Mapping) else {"content": body}
         timeout = httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS, read=read_seconds)
         try:
-            async with self._client.stream(method, url, headers=headers, json=body, timeout=timeout) as response:
+            async with self._client.stream(method, url, headers=headers, timeout=timeout, **sent) as response:
                 yield response
         except httpx.TimeoutException:
             raise UnreachableError("it did not answer in time") from None

@@ -178,15 +178,25 @@ class Jobs:
             UnreachableError: where the API server, Ray or the try is away or gone, and when the connection is lost.
             KubeError: when the API server refuses, such as to show the cluster's token.
         """
-        head = await asyncio.to_thread(self._head, ray_cluster)
-        rays = RayJobs(self.kube.access())
+        head = await asyncio.to_thread(self.head, ray_cluster)
+        rays = self.rays()
         try:
             async for chunk in rays.log(head, submission_id, lines, follow):
                 yield chunk
         finally:
             await rays.close()
 
-    def _head(self, ray_cluster: str) -> Head:
+    def rays(self) -> RayJobs:
+        """Ray's job APIs, as they are reached from here."""
+        return RayJobs(self.kube.access())
+
+    def head(self, ray_cluster: str) -> Head:
+        """The head of a RayCluster.
+
+        Raises:
+            UnreachableError: where the API server is away or the RayCluster gone.
+            KubeError: when the API server refuses, such as to show the cluster's token.
+        """
         try:
             cluster = self.kube.get(RAYCLUSTERS, self.namespace, ray_cluster)
             secret = self.kube.get(SECRETS, self.namespace, ray_cluster) if cluster else None
