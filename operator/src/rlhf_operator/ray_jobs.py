@@ -215,7 +215,7 @@ class RayJobs:
         headers: Mapping[str, str],
         body: AsyncIterator[bytes] | None = None,
     ) -> AbstractAsyncContextManager[httpx.Response]:
-        """Another client's request to the dashboard: within the context its answer, as it comes and whatever its status.
+        """Another's request to the dashboard: within the context its answer, as it comes and whatever its status.
 
         Args:
             head: whose dashboard.
