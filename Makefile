@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export UV_LINK_MODE ?= hardlink
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast lint lint-charts format crds chart pins clean \
+.PHONY: help setup run test test-fast lint lint-charts format crds chart pins images clean \
   cluster-programs cluster-up cluster-images cluster-down cluster-status e2e e2e-faults
 
 help: ## Show this list
@@ -61,6 +61,8 @@ pins: | $(UV) ## Resolve all dependencies anew into requirements/
 	  requirements/uv.in -o requirements/uv.txt
 	$(call compile-image,operator,--no-emit-package rlhf-api --no-emit-package rlhf-operator \
 	  operator/api/pyproject.toml operator/pyproject.toml)
+	$(call compile-runtime,cpu,--override requirements/cpu-overrides.txt --override requirements/runtime-cpu-overrides.txt)
+	$(call compile-runtime,gpu,)
 	$(call compile-image,build,requirements/build.in)
 	$(UV) pip compile --quiet --generate-hashes --custom-compile-command "make pins" --python-version 3.11 \
 	  --python-platform x86_64-manylinux_2_28 requirements/checkov.in -o requirements/checkov.txt
@@ -71,12 +73,23 @@ define compile-image
 	  --constraint requirements/cpu.txt $(2) -o requirements/$(1).txt
 endef
 
+# What the runtime's image has: what the tests ran with, less the tools.
+define compile-runtime
+	$(UV) pip compile --quiet --generate-hashes --custom-compile-command "make pins" --python-version 3.11 \
+	  --python-platform x86_64-manylinux_2_28 --extra $(1) $(2) --constraint requirements/$(1).txt \
+	  --no-emit-package rlhf-api --no-emit-package rlhf-runtime \
+	  operator/api/pyproject.toml runtime/pyproject.toml -o requirements/runtime-$(1).txt
+endef
+
 define compile
 	$(UV) pip compile --quiet --generate-hashes --custom-compile-command "make pins" --python-version 3.11 \
 	  --python-platform x86_64-manylinux_2_28 --group dev --extra $(1) $(2) \
 	  --no-emit-package rlhf-api --no-emit-package rlhf-operator --no-emit-package rlhf-runtime \
 	  $(PROJECTS:%=%/pyproject.toml) -o requirements/$(1).txt
 endef
+
+images: ## Build the images of the operator and the runtime (minutes the first time, seconds after a change of code)
+	BUILD=$(BUILD) docker/build.sh
 
 cluster-programs: ## Build the programs of the test cluster (20 minutes on two cores the first time)
 	e2e/kind/build.sh

@@ -1,36 +1,52 @@
-# syntax=docker/dockerfile:1
-# The operator and the `rlhf` command. From the repository's root:
+# The operator and the `rlhf` command. `make images` builds it; by hand, from the repository's root:
 #
 #   docker build -f docker/operator.Dockerfile -t rlhf-operator:0.1.0 .
 #
-# The base needs Python 3.11 with venv, as `python3`, at the same path in both stages.
+# The base needs Python 3.11 with venv, as `python3`. Behind a proxy with a certificate authority of its own:
+# --secret id=ca,src=CA.crt --build-arg PIP_CERT=/run/ca.crt --build-arg SSL_CERT_FILE=/run/ca.crt
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 
+FROM ${BASE_IMAGE} AS tools
+ARG PIP_CERT
+COPY requirements/build.txt /build/
+RUN --mount=type=secret,id=ca,target=/run/ca.crt \
+    python3 -m venv /build/tools \
+ && /build/tools/bin/python -m pip install --no-cache-dir --disable-pip-version-check --require-hashes -r /build/build.txt
+
+# With byte code, since the operator's pod cannot write to these folders.
 FROM ${BASE_IMAGE} AS dependencies
-# Behind a proxy with a certificate authority of its own: its file, mounted into the build.
-ARG PIP_CERT
-WORKDIR /build
-COPY requirements/operator.txt requirements/
-RUN python3 -m venv /opt/rlhf \
- && /opt/rlhf/bin/python -m pip install --no-cache-dir --disable-pip-version-check --require-hashes \
-      -r requirements/operator.txt \
- && /opt/rlhf/bin/python -m pip uninstall --yes --quiet pip setuptools
+ARG SSL_CERT_FILE
+COPY requirements/operator.txt /opt/rlhf/requirements.txt
+RUN --mount=type=secret,id=ca,target=/run/ca.crt \
+    --mount=type=bind,from=tools,source=/build/tools,target=/mnt \
+    python3 -m venv --without-pip /opt/rlhf \
+ && /mnt/bin/uv pip sync --python /opt/rlhf/bin/python --require-hashes --no-cache --compile-bytecode \
+      /opt/rlhf/requirements.txt
 
-# Our own code in a stage and a layer apart: when it changes, the dependencies stay as they are.
 FROM dependencies AS code
-ARG PIP_CERT
-COPY requirements/build.txt requirements/
-RUN python3 -m venv /build/tools \
- && /build/tools/bin/python -m pip install --no-cache-dir --disable-pip-version-check --require-hashes \
-      -r requirements/build.txt
-COPY LICENSE ./
-COPY operator operator
-RUN /build/tools/bin/python -m pip wheel --no-cache-dir --disable-pip-version-check --no-deps --no-build-isolation \
-      --wheel-dir /build/wheels ./operator/api ./operator \
- && /build/tools/bin/python -m pip --python /opt/rlhf/bin/python install --no-cache-dir --disable-pip-version-check \
-      --no-deps --no-index --prefix /build/code /build/wheels/*.whl
+COPY LICENSE /build/
+COPY operator /build/operator
+RUN --mount=type=bind,from=tools,source=/build/tools,target=/mnt \
+    for project in operator/api operator; do \
+      /mnt/bin/uv build --quiet --offline --no-cache --no-build-isolation --python /mnt/bin/python --wheel \
+        --out-dir /build/wheels "/build/$project" || exit 1; \
+    done \
+ && /mnt/bin/uv pip install --offline --no-cache --no-deps --compile-bytecode --python /opt/rlhf/bin/python \
+      --prefix /build/code /build/wheels/*.whl \
+ && PYTHONPATH=/build/code/lib/python3.11/site-packages /mnt/bin/python -m cyclonedx_py environment \
+      --pyproject /build/operator/pyproject.toml --output-reproducible --output-format JSON \
+      --output-file /build/code/sbom.cdx.json /opt/rlhf/bin/python
 
-FROM ${BASE_IMAGE}
+# Our own code is the last layer, a small one: when it changes, the dependencies stay as they are.
+FROM dependencies
+COPY --from=code /build/code /opt/rlhf
+ENV PATH=/opt/rlhf/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1
+WORKDIR /tmp
+USER 65532:65532
+EXPOSE 8080 8081
+ENTRYPOINT ["rlhf-operator"]
 ARG VERSION=0.1.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="rlhf-operator" \
@@ -38,12 +54,3 @@ LABEL org.opencontainers.image.title="rlhf-operator" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
-ENV PATH=/opt/rlhf/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
-    PYTHONUNBUFFERED=1 \
-    PYTHONDONTWRITEBYTECODE=1
-COPY --from=dependencies /opt/rlhf /opt/rlhf
-COPY --from=code /build/code /opt/rlhf
-WORKDIR /tmp
-USER 65532:65532
-EXPOSE 8080 8081
-ENTRYPOINT ["rlhf-operator"]
