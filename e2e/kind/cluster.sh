@@ -80,7 +80,11 @@ create() {
   fail "kind could not create the cluster; its nodes' logs are in $state/logs/nodes"
 }
 
-install_operators() {
+# A process of its own: the first command that fails ends it.
+install() {
+  programs
+  offer_gpus
+  start_registry
   build_program_image kuberay manager quay.io/kuberay/operator:v1.6.0
   build_program_image kwok kwok registry.k8s.io/kwok/kwok:v0.7.0
   publish quay.io/kuberay/operator:v1.6.0
@@ -101,7 +105,7 @@ up() {
   if exists; then say "the cluster is there"; else create; fi
   kind export kubeconfig --name "$name" --kubeconfig "$kubeconfig" >>"$log" 2>&1
   say "installing KubeRay and KWOK (log: $log)"
-  { offer_gpus && start_registry && install_operators; } >>"$log" 2>&1 || { tail -n 20 "$log" >&2; fail "not all came up; the log: $log"; }
+  "${BASH_SOURCE[0]}" install >>"$log" 2>&1 || { tail -n 20 "$log" >&2; fail "not all came up; the log: $log"; }
   status
 }
 
@@ -130,7 +134,7 @@ down() {
   programs
   stop_registry
   kind delete cluster --name "$name" --kubeconfig "$kubeconfig"
-  rm -rf "$kubeconfig" "$images" "$state/volumes"
+  rm -rf "$kubeconfig" "$state/volumes"
   # kind leaves its network; another cluster of its own may use it still.
   [[ -n $(kind get clusters 2>/dev/null) ]] || "$engine" network rm kind >/dev/null 2>&1 || true
 }
@@ -152,6 +156,6 @@ status() {
 }
 
 case ${1:-} in
-  up | down | status | env | check | load) find_engine && "$@" ;;
+  up | down | status | env | check | load | install) find_engine; "$@" ;;
   *) fail "got '${1:-}'; expected up, down, status, env, check or load" ;;
 esac

@@ -21,18 +21,22 @@ start_registry() {
     stop_registry
     build_program_image registry registry "$registry_image"
     "$engine" run --detach --name "$registry" --network kind --publish 127.0.0.1::5000 --user 0 \
-      --volume "$registry:/data" --volume "$here/registry.yaml:/registry.yaml:ro" "$registry_image" serve /registry.yaml
+      --env OTEL_TRACES_EXPORTER=none --volume "$registry:/data" --volume "$here/registry.yaml:/registry.yaml:ro" \
+      "$registry_image" serve /registry.yaml
   fi
   # Whatever the name of an image says: it is asked for here first, then where the name says.
   for node in $(kind get nodes --name "$name"); do
-    "$engine" exec -i "$node" sh -c 'mkdir -p /etc/containerd/certs.d/_default && cat >/etc/containerd/certs.d/_default/hosts.toml' \
-      <<<$'[host."http://'"$registry"$':5000"]\n  capabilities = ["pull", "resolve"]'
+    "$engine" exec --interactive "$node" sh -c 'mkdir -p $0 && cat >$0/hosts.toml' /etc/containerd/certs.d/_default <<EOF
+[host."http://$registry:5000"]
+  capabilities = ["pull", "resolve"]
+EOF
   done
 }
 
 stop_registry() {
   "$engine" rm --force --volumes "$registry" >/dev/null 2>&1 || true
   "$engine" volume rm "$registry" >/dev/null 2>&1 || true
+  rm -f "$images"
 }
 
 # Pushes an image and prints its name with its digest: who runs that gets what was pushed, never an older one.
@@ -47,7 +51,7 @@ publish() {
       sed -n "s#^${target%:*}@##p")
     docker rmi --no-prune "$target" >/dev/null
   else
-    # zstd packs three times as fast as gzip, and a node unpacks it as much faster.
+    # gzip, the default, would take most of the time of a publication, and of a pull.
     podman push --quiet --tls-verify=false --format oci --compression-format zstd --digestfile "$file" \
       "$image" "docker://$target"
     digest=$(cat "$file")
