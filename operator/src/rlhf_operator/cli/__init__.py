@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from rlhf_operator.cli.cluster import apply, events, get, resume, status, suspend
+from rlhf_operator.cli.dashboard import dashboard
 from rlhf_operator.cli.follow import delete, wait
 from rlhf_operator.cli.local import export, plan, run, validate
 from rlhf_operator.cli.logs import logs
@@ -28,6 +29,7 @@ On a cluster that has the operator (also as `kubectl rlhf ...`):
   rlhf get -A                             all jobs: phase, step, reward, GPUs, tries
   rlhf status job                         one job, and what to do next
   rlhf logs -f job                        follow its driver
+  rlhf dashboard job                      Ray's dashboard, in the browser
   rlhf wait job --for Training            for scripts: exit code 0, or 1 if it failed
   rlhf suspend job; rlhf resume job       free its GPUs, and go on later
   rlhf delete job --wait                  with all that runs for it
@@ -58,7 +60,7 @@ def _root(
 
 
 LOCAL = (validate, plan, run, export, render)
-ON_A_CLUSTER = (apply, get, status, logs, events, wait, suspend, resume, delete)
+ON_A_CLUSTER = (apply, get, status, logs, dashboard, events, wait, suspend, resume, delete)
 
 for command in (*LOCAL, *ON_A_CLUSTER):
     app.command()(command)
