@@ -1,6 +1,7 @@
 """`rlhf dashboard`: Ray's dashboard of a job, in this machine's browser."""
 
 import asyncio
+import errno
 import signal
 import sys
 import webbrowser
@@ -54,7 +55,9 @@ async def _show(cluster: "Jobs", name: str, job: Job, port: int | None, browser:
             typer.echo("Whoever has this URL gets in. Ctrl-C ends it.", err=True)
             async with _opened(url) if browser else nullcontext():
                 await ended.wait()
-    except OSError:
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
         fix = "leave it out, or give another"
         raise RefusalError(FieldError("--port", f"{port}, which is taken", "a free port", fix)) from None
 
