@@ -9,7 +9,6 @@ build=${BUILD:-cpu}
 prefix=${IMAGE_PREFIX:-localhost/}
 published=docker.io/library/python:3.11-slim-bookworm
 packages=python3,python3-venv,ca-certificates,wget
-built=localhost/rlhf-base:bookworm-$(sha256sum <"docker/build.sh" | head -c 12)
 out=build/images
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' runtime/pyproject.toml)
 
@@ -46,19 +45,21 @@ run_build() {
 
 # Sets base. Where no registry answers, it is made of Debian's packages, once.
 find_base() {
+  local built
   base=${BASE_IMAGE:-}
   [[ -z $base ]] || return 0
+  built=localhost/rlhf-base:bookworm-$({ echo "$packages"; declare -f make_base; } | sha256sum | head -c 12)
   if have "$built"; then base=$built; return; fi
   base=$published
   if have "$base" || timeout 300 "$engine" pull "$base" >"$out/base.log" 2>&1; then return; fi
   say "$published cannot be pulled: making a base of Debian's packages (about a minute; log: $out/base.log)"
   command -v debootstrap >/dev/null || fail "no debootstrap to make a base with. Fix: apt-get install debootstrap, or set BASE_IMAGE"
   ((EUID == 0)) || fail "debootstrap needs root. Fix: run it once as root, or set BASE_IMAGE"
-  make_base
+  make_base "$built"
   base=$built
 }
 
-make_base() {
+make_base() { # image
   local work
   work=$(mktemp -d)
   # shellcheck disable=SC2064  # the folder is known now
@@ -71,7 +72,7 @@ make_base() {
     --exclude='./usr/share/doc/*' --exclude='./usr/share/man/*' --exclude='./usr/share/locale/*' \
     -cf "$work/context/rootfs.tar" .
   printf 'FROM scratch\nADD rootfs.tar /\nCMD ["bash"]\n' >"$work/context/Dockerfile"
-  run_build "$out/base-image.log" --tag "$built" "$work/context"
+  run_build "$out/base-image.log" --tag "$1" "$work/context"
   rm -rf "$work"
 }
 

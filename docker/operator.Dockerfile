@@ -6,36 +6,39 @@
 # --secret id=ca,src=CA.crt --build-arg PIP_CERT=/run/ca.crt --build-arg SSL_CERT_FILE=/run/ca.crt
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 
-FROM ${BASE_IMAGE} AS tools
+# With byte code, since the operator's pod cannot write to these folders.
+FROM ${BASE_IMAGE} AS dependencies
+ARG PIP_CERT
+ARG SSL_CERT_FILE
+COPY requirements/uv.txt requirements/operator.txt /opt/rlhf/requirements/
+RUN --mount=type=secret,id=ca,target=/run/ca.crt \
+    python3 -m venv /tmp/uv \
+ && /tmp/uv/bin/python -m pip install --no-cache-dir --disable-pip-version-check --require-hashes \
+      -r /opt/rlhf/requirements/uv.txt \
+ && python3 -m venv --without-pip /opt/rlhf \
+ && /tmp/uv/bin/uv pip sync --python /opt/rlhf/bin/python --require-hashes --no-cache --compile-bytecode \
+      /opt/rlhf/requirements/operator.txt \
+ && rm -rf /tmp/uv /opt/rlhf/.lock
+
+FROM dependencies AS code
 ARG PIP_CERT
 COPY requirements/build.txt /build/
 RUN --mount=type=secret,id=ca,target=/run/ca.crt \
     python3 -m venv /build/tools \
  && /build/tools/bin/python -m pip install --no-cache-dir --disable-pip-version-check --require-hashes -r /build/build.txt
-
-# With byte code, since the operator's pod cannot write to these folders.
-FROM ${BASE_IMAGE} AS dependencies
-ARG SSL_CERT_FILE
-COPY requirements/operator.txt /opt/rlhf/requirements.txt
-RUN --mount=type=secret,id=ca,target=/run/ca.crt \
-    --mount=type=bind,from=tools,source=/build/tools,target=/mnt \
-    python3 -m venv --without-pip /opt/rlhf \
- && /mnt/bin/uv pip sync --python /opt/rlhf/bin/python --require-hashes --no-cache --compile-bytecode \
-      /opt/rlhf/requirements.txt
-
-FROM dependencies AS code
-COPY LICENSE /build/
-COPY operator /build/operator
-RUN --mount=type=bind,from=tools,source=/build/tools,target=/mnt \
-    for project in operator/api operator; do \
-      /mnt/bin/uv build --quiet --offline --no-cache --no-build-isolation --python /mnt/bin/python --wheel \
-        --out-dir /build/wheels "/build/$project" || exit 1; \
+WORKDIR /build
+COPY LICENSE ./
+COPY operator operator
+RUN for project in operator/api operator; do \
+      tools/bin/uv build --quiet --offline --no-cache --no-build-isolation --python tools/bin/python --wheel \
+        --out-dir wheels "$project" || exit 1; \
     done \
- && /mnt/bin/uv pip install --offline --no-cache --no-deps --compile-bytecode --python /opt/rlhf/bin/python \
-      --prefix /build/code /build/wheels/*.whl \
- && PYTHONPATH=/build/code/lib/python3.11/site-packages /mnt/bin/python -m cyclonedx_py environment \
-      --pyproject /build/operator/pyproject.toml --output-reproducible --output-format JSON \
-      --output-file /build/code/sbom.cdx.json /opt/rlhf/bin/python
+ && tools/bin/uv pip install --no-index --find-links wheels --no-cache --no-deps --compile-bytecode \
+      --python /opt/rlhf/bin/python --prefix code rlhf-api rlhf-operator \
+ && rm -f code/.lock \
+ && PYTHONPATH=/build/code/lib/python3.11/site-packages tools/bin/python -m cyclonedx_py environment \
+      --pyproject operator/pyproject.toml --output-reproducible --output-format JSON --output-file code/sbom.cdx.json \
+      /opt/rlhf/bin/python
 
 # Our own code is the last layer, a small one: when it changes, the dependencies stay as they are.
 FROM dependencies
