@@ -34,6 +34,8 @@ END_LINES, END_BYTES = 100, 16_384
 """Lines of a log's end that are asked for to learn how the driver ended, and bytes of them that are kept."""
 TOKEN_KEY = "auth_token"
 """Key of the Secret that KubeRay makes for a cluster's token."""
+Answer = httpx.Response
+"""What a head answers, as it comes."""
 STATES: Mapping[str, Any] = {
     "PENDING": "pending",
     "RUNNING": "running",
@@ -214,7 +216,7 @@ class RayJobs:
         path: str,
         headers: Mapping[str, str],
         body: AsyncIterator[bytes] | None = None,
-    ) -> AbstractAsyncContextManager[httpx.Response]:
+    ) -> AbstractAsyncContextManager[Answer]:
         """Another's request to the dashboard: within the context its answer, as it comes and whatever its status.
 
         Args:
@@ -261,7 +263,7 @@ class RayJobs:
         body: Mapping[str, Any] | AsyncIterator[bytes] | None = None,
         read_seconds: float = ANSWER_SECONDS,
         more_headers: Mapping[str, str] | None = None,
-    ) -> AsyncIterator[httpx.Response]:
+    ) -> AsyncIterator[Answer]:
         """A request whose answer is read piece by piece within the context."""
         headers = {"Accept-Encoding": "identity"}  # compressed, a few bytes could become many
         if self._proxy:

@@ -19,7 +19,6 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from html import escape
-from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, unquote
 
 from aiohttp import hdrs, web
@@ -30,10 +29,7 @@ from rlhf_operator.cli.follow import state_line
 from rlhf_operator.cli.jobs import Jobs, KubeError, UnreachableError, refusal_of
 from rlhf_operator.cli.tables import job_page
 from rlhf_operator.manifests.ports import DASHBOARD
-from rlhf_operator.ray_jobs import Head
-
-if TYPE_CHECKING:
-    from httpx import Response
+from rlhf_operator.ray_jobs import Answer, Head
 
 COOKIE = "rlhf-dashboard"
 PROOF_PATH = "/api/version"
@@ -158,7 +154,7 @@ class DashboardProxy:
                 request.transport.close()  # an end that is one would pass half an answer off as a whole one
         return streamed
 
-    def _revised(self, answer: "Response", body: bytes, head: Head) -> web.Response:
+    def _revised(self, answer: Answer, body: bytes, head: Head) -> web.Response:
         """An answer with links that lead here, which the API server made lead to itself."""
         headers = self._passed_on(answer, head)
         for name in ("content-encoding", "content-length"):
@@ -166,7 +162,7 @@ class DashboardProxy:
         body = body.replace(f"{head.proxied(DASHBOARD.number)}/".encode(), self._door.encode())
         return web.Response(status=answer.status_code, reason=answer.reason_phrase, headers=headers, body=body)
 
-    def _passed_on(self, answer: "Response", head: Head) -> dict[str, str]:
+    def _passed_on(self, answer: Answer, head: Head) -> dict[str, str]:
         own = {name.strip() for name in answer.headers.get("connection", "").lower().split(",")}
         headers = {name: value for name, value in answer.headers.items() if name not in KEPT_BACK | own}
         if location := headers.get("location"):
@@ -201,7 +197,7 @@ class DashboardProxy:
         return page
 
 
-async def _whole(answer: "Response") -> bytes:
+async def _whole(answer: Answer) -> bytes:
     """The body of an answer.
 
     Raises:
@@ -220,7 +216,7 @@ async def _whole(answer: "Response") -> bytes:
     return body
 
 
-def _is_html(answer: "Response") -> bool:
+def _is_html(answer: Answer) -> bool:
     return str(answer.headers.get("content-type", "")).startswith("text/html")
 
 
@@ -230,7 +226,7 @@ def _strays(path: str) -> bool:
     while (once_more := unquote(decoded)) != decoded:
         decoded = once_more
     steps = decoded.replace("\\", "/").split("/")
-    return "." in steps or ".." in steps or "#" in path or not (path.isascii() and path.isprintable())
+    return "." in steps or ".." in steps or not (path.isascii() and path.isprintable())
 
 
 def _same(given: str, expected: str) -> bool:
