@@ -60,20 +60,24 @@ find_base() {
 }
 
 make_base() { # image
-  local work
-  work=$(mktemp -d)
-  # shellcheck disable=SC2064  # the folder is known now
-  trap "rm -rf '$work'" EXIT
   debootstrap --variant=minbase --include="$packages" bookworm "$work/rootfs" \
     "${DEBIAN_MIRROR:-http://deb.debian.org/debian}" >>"$out/base.log" 2>&1 ||
     { tail -n 20 "$out/base.log" >&2; fail "debootstrap failed; the whole log: $out/base.log"; }
-  mkdir "$work/context"
+  mkdir "$work/base"
   tar -C "$work/rootfs" --exclude='./var/cache/apt/*' --exclude='./var/lib/apt/lists/*' --exclude='./var/log/*' \
     --exclude='./usr/share/doc/*' --exclude='./usr/share/man/*' --exclude='./usr/share/locale/*' \
-    -cf "$work/context/rootfs.tar" .
-  printf 'FROM scratch\nADD rootfs.tar /\nCMD ["bash"]\n' >"$work/context/Dockerfile"
-  run_build "$out/base-image.log" --tag "$1" "$work/context"
-  rm -rf "$work"
+    -cf "$work/base/rootfs.tar" .
+  rm -rf "$work/rootfs"
+  printf 'FROM scratch\nADD rootfs.tar /\nCMD ["bash"]\n' >"$work/base/Dockerfile"
+  run_build "$out/base-image.log" --tag "$1" "$work/base"
+}
+
+# What builds read, with the times and rights of files made alike: podman and buildah take others for a change.
+make_context() {
+  context=$work/context
+  mkdir "$context"
+  tar --mtime=@0 --mode=u=rwX,go=rX --exclude=__pycache__ --exclude='*.egg-info' -c LICENSE operator requirements runtime |
+    tar -x -C "$context"
 }
 
 # $1: runtime or operator.
@@ -88,7 +92,7 @@ build_image() {
   # A certificate authority of this machine is seen by the build's downloads alone.
   [[ -z $ca ]] || arguments+=(--secret "id=ca,src=$ca" --build-arg PIP_CERT=/run/ca.crt --build-arg SSL_CERT_FILE=/run/ca.crt)
   say "$image (minutes the first time; log: $log)"
-  run_build "$log" "${arguments[@]}" --file "docker/$1.Dockerfile" --tag "$image" .
+  run_build "$log" "${arguments[@]}" --file "docker/$1.Dockerfile" --tag "$image" "$context"
   copy_sbom "$image" "$sbom"
   say "$image is there after $((SECONDS - started)) s; its bill of materials: $sbom"
 }
@@ -113,6 +117,9 @@ done
 # A machine without systemd, or with fewer capabilities than podman expects, needs other defaults.
 [[ -n ${CONTAINERS_CONF:-} || -d /run/systemd/system ]] || export CONTAINERS_CONF=$PWD/e2e/kind/containers.conf
 mkdir -p "$out"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
 find_engine
 find_base
+make_context
 for name; do build_image "$name"; done
