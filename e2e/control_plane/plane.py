@@ -86,6 +86,7 @@ class ControlPlane(Cluster):
             f"--kubeconfig={self.kubeconfig_of('kwok')}",
             "--manage-all-nodes=false",
             f"--manage-nodes-with-annotation-selector={ANNOTATION}=fake",
+            "--node-lease-duration-seconds=40",  # else nodes count as lost for a moment each minute, their pods for good
             "--server-address=",
             *(f"--config={file}" for file in stages),
         )
