@@ -68,7 +68,7 @@ def test_a_steady_job_is_not_written_and_costs_no_request_but_rays(world, stage)
     if stage == "finished":
         world.rays.set("math-1-1", DriverView("succeeded"))
         world.settle()
-    world.settle()
+    world.later(60)
     before = len(world.kube.writes)
     for _ in range(5):
         world.later(60)
@@ -146,6 +146,22 @@ def test_why_pods_do_not_start_is_told_within_seconds(world):
     assert world.condition("Failed")[1] == "PreRunningDeadlineExceeded"
     assert "ErrImagePull" in world.status()["message"]
     assert world.clusters() == []
+
+
+def test_pods_that_come_one_by_one_are_counted_now_and_then_and_the_last_one_at_once():
+    world = World()
+    world.submit(nodePools=[{"name": "train", "nodes": 40, "gpusPerNode": 8}], placement=None)
+    world.settle()
+    before = len(world.kube.writes)
+    for ready in range(1, 40):
+        world.set_cluster("math-1", ready=ready)
+        world.later(0.5)
+    counts = [write for write in world.kube.writes[before:] if write[0] == "patch"]
+    assert 3 <= len(counts) <= 5, "about one in 5 s of the 20"
+    assert "of 40 workers are ready" in world.status()["message"]
+    world.set_cluster("math-1", ready=40)
+    world.settle()
+    assert world.condition("ClusterReady")[0] == "True"
 
 
 def test_a_program_that_fails_is_tried_again_on_the_same_cluster_until_its_limit():

@@ -191,7 +191,7 @@ def test_spare_nodes_of_a_pool_that_scales_make_up_for_none_of_another():
     world = elastic()
     world.set_cluster("math-1", ready=3)
     world.add_pods("math-1", headgroup=1, train=1, rollout=2)
-    world.settle()
+    world.later(10)
     assert world.rays.submitted == []
     assert world.condition("ClusterReady")[:2] == ("False", "WaitingForPods")
     assert "by pools: train 1/2, rollout 2/1" in world.condition("ClusterReady")[2]

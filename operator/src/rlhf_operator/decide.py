@@ -21,8 +21,12 @@ from rlhf_operator.policies.retries import end_of, exhausted, not_before
 from rlhf_operator.policies.suspend import suspension
 from rlhf_operator.policies.ttl import seconds_to_live
 
+COUNTED = (conditions.CREATING, conditions.WAITING_FOR_PODS)
+"""Reasons of ClusterReady after which the number of pods that are ready is all that changes."""
 MOST_ERRORS = 20
 """Problems of a spec that are told; a status must stay small."""
+COUNT_SECONDS = 5.0
+"""Between two words about how many pods are ready: each costs a write, and a large cluster has many pods."""
 
 Step = Callable[[Draft], bool]
 """One question about a job. True ends the pass: what follows does not arise."""
@@ -200,11 +204,13 @@ def _cluster_ready(draft: Draft) -> bool:
         if not is_true(draft.status, "PlacementFeasible"):
             draft.tell("PlacementFeasible", True, conditions.NODES_FIT, "All pods were placed.")
         return False
-    _tell_feasibility(draft)
     failure = cluster.conditions.get("ReplicaFailure")
     trouble = troubles(draft.seen.pods or ())
     if failure and failure.status:
         trouble = trouble or f"{failure.reason}: {failure.message}"
+    if not trouble and reason_of(draft.status, "ClusterReady") in COUNTED and draft.rest(COUNT_SECONDS):
+        return True
+    _tell_feasibility(draft)
     waiting = f"{cluster.ready_workers} of {cluster.wanted_workers} workers are ready"
     waiting += "" if cluster.head_ready else ", the head is not"
     waiting += f"; {draft.seen.blind}" if draft.seen.blind else ""

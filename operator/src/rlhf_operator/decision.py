@@ -57,6 +57,8 @@ class Seen:
     """Why the last action was refused."""
     blind: str = ""
     """Why something could not be looked at; empty if everything could."""
+    told: datetime | None = None
+    """When its status was last written, if that was by this process."""
 
     @property
     def whole(self) -> bool:
@@ -153,6 +155,15 @@ class Draft:
     def terms(self) -> Terms:
         """The job's terms."""
         return self.seen.terms
+
+    def rest(self, seconds: float) -> bool:
+        """Whether the status was written within so many seconds: then it stays, and the job is looked at after them."""
+        left = seconds - (self.seen.now - self.seen.told).total_seconds() if self.seen.told else 0.0
+        if left <= 0:
+            return False
+        self.status = self.seen.job.status
+        self.look_again(left)
+        return True
 
     def drop(self, clusters: Iterable[ClusterView]) -> None:
         """Delete clusters, but for those that go already."""

@@ -187,6 +187,19 @@ def registry_of(operator: Operator) -> kopf.OperatorRegistry:
     return registry
 
 
+class _NoHistory(kopf.DiffBaseStorage):
+    """What kopf keeps to tell changes by: nothing, as no handler asks. It would copy every object several times."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        return None
+
+
 def _configure(settings: kopf.OperatorSettings, ours: Settings) -> None:
     """Have kopf watch, within bounds, and never write."""
     settings.posting.enabled = False
@@ -200,6 +213,7 @@ def _configure(settings: kopf.OperatorSettings, ours: Settings) -> None:
     settings.watching.label_selectors[RAYCLUSTERS.group, RAYCLUSTERS.version, RAYCLUSTERS.plural] = JOB_LABEL
     settings.queueing.worker_limit = 50
     settings.queueing.idle_timeout = 1
+    settings.persistence.diffbase_storage = _NoHistory()
     settings.persistence.finalizer = f"{RLHFJOBS.group}/never"
 
 

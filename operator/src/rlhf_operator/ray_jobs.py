@@ -119,7 +119,8 @@ class RayJobs:
         self._proxy = proxy
         self._client = httpx.AsyncClient(
             verify=proxy.tls if proxy else True,
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=60),
+            # A request looks at each idle connection. Heads are asked seldom, and through the proxy they share some.
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=10, keepalive_expiry=30),
             transport=transport,
             trust_env=False,
         )

@@ -76,8 +76,8 @@ class Reconciler:
             return None
         seen = await self._around.look(job)
         decision = decide(seen, self._patience)
-        told = await self._tell(job, decision.status)
-        self._around.memory(job).trouble = None
+        memory, told = self._around.memory(job), await self._tell(job, decision.status)
+        memory.trouble, memory.told = None, seen.now if told else memory.told
         try:
             for action in decision.actions:
                 await self._act(seen, decision.status, action)

@@ -67,6 +67,8 @@ class Memory:
     """Why they could not be then; empty if they could."""
     head: tuple[str, Head] | None = None
     """The cluster's UID, and how to reach its head."""
+    told: datetime | None = None
+    """When its status was last written."""
     tidied: int = 0
     """Number of the last cluster that is known to have left nothing behind."""
 
@@ -148,6 +150,7 @@ class Surroundings:
             feasibility=feasibility(terms.pools, nodes.items) if nodes else None,
             trouble=memory.trouble,
             blind="; ".join(blind),
+            told=memory.told,
         )
 
     async def render(self, job: JobView, cluster: int) -> Rendered:
