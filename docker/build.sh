@@ -53,7 +53,7 @@ find_base() {
   base=$published
   if have "$base" || timeout 300 "$engine" pull "$base" >"$out/base.log" 2>&1; then return; fi
   say "$published cannot be pulled: making a base of Debian's packages (about a minute; log: $out/base.log)"
-  command -v debootstrap >/dev/null || fail "no debootstrap to make a base with. Fix: apt-get install debootstrap, or set BASE_IMAGE"
+  command -v debootstrap >/dev/null || fail "no debootstrap. Fix: apt-get install debootstrap, or set BASE_IMAGE"
   ((EUID == 0)) || fail "debootstrap needs root. Fix: run it once as root, or set BASE_IMAGE"
   make_base "$built"
   base=$built
@@ -90,7 +90,8 @@ build_image() {
   arguments=(--build-arg "BASE_IMAGE=$base" --build-arg "VERSION=$version" --build-arg "REVISION=$revision")
   [[ $1 == operator ]] || arguments+=(--build-arg "BUILD=$build")
   # A certificate authority of this machine is seen by the build's downloads alone.
-  [[ -z $ca ]] || arguments+=(--secret "id=ca,src=$ca" --build-arg PIP_CERT=/run/ca.crt --build-arg SSL_CERT_FILE=/run/ca.crt)
+  [[ -z $ca ]] ||
+    arguments+=(--secret "id=ca,src=$ca" --build-arg PIP_CERT=/run/ca.crt --build-arg SSL_CERT_FILE=/run/ca.crt)
   say "$image (minutes the first time; log: $log)"
   run_build "$log" "${arguments[@]}" --file "docker/$1.Dockerfile" --tag "$image" "$context"
   copy_sbom "$image" "$sbom"

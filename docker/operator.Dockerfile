@@ -36,7 +36,7 @@ RUN for project in operator/api operator; do \
  && tools/bin/uv pip install --no-index --find-links wheels --no-cache --no-deps --compile-bytecode \
       --python /opt/rlhf/bin/python --prefix code rlhf-api rlhf-operator \
  && rm -f code/.lock \
- && PYTHONPATH=/build/code/lib/python3.11/site-packages tools/bin/python -m cyclonedx_py environment \
+ && PYTHONPATH=/build/code/lib/python3.11/site-packages tools/bin/python -m cyclonedx_py environment --no-validate \
       --pyproject operator/pyproject.toml --output-reproducible --output-format JSON --output-file code/sbom.cdx.json \
       /opt/rlhf/bin/python
 

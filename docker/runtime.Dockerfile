@@ -1,4 +1,4 @@
-# What the pods of a job run: Ray, vLLM, PyTorch and rlhf_runtime. `make images` builds it; by hand, from the repository's root:
+# What the pods of a job run: Ray, vLLM, PyTorch, rlhf_runtime. `make images` builds it; by hand, from the repository's root:
 #
 #   docker build -f docker/runtime.Dockerfile --build-arg BUILD=gpu -t rlhf-runtime:0.1.0-gpu .
 #
@@ -71,7 +71,7 @@ RUN for project in operator/api runtime; do \
  && tools/bin/uv pip install --no-index --find-links wheels --no-cache --no-deps --compile-bytecode \
       --python /opt/rlhf/bin/python --prefix code rlhf-api rlhf-runtime \
  && rm -f code/.lock \
- && PYTHONPATH=/build/code/lib/python3.11/site-packages tools/bin/python -m cyclonedx_py environment \
+ && PYTHONPATH=/build/code/lib/python3.11/site-packages tools/bin/python -m cyclonedx_py environment --no-validate \
       --pyproject runtime/pyproject.toml --output-reproducible --output-format JSON --output-file code/sbom.cdx.json \
       /opt/rlhf/bin/python
 
