@@ -36,7 +36,12 @@ def cluster() -> Iterator[LiveCluster]:
     cluster.storage_class = os.environ.get("RLHF_E2E_STORAGE_CLASS")
     ours = cluster.volumes is not None or not cluster.operator_installed
     if ours:
-        cluster.install_operator()
+        try:
+            cluster.install_operator()
+        except RuntimeError as error:
+            evidence.collect(cluster, OPERATOR_NAMESPACE, OUT / "operator")
+            error.add_note(f"What the cluster knows of the operator is in {OUT / 'operator'}")
+            raise
     yield cluster
     if ours and cluster.volumes is None:
         cluster.helm("uninstall", RELEASE, "--wait")
@@ -64,7 +69,6 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     given: dict[str, Any] = getattr(item, "funcargs", {})
     if report.failed and call.when in ("setup", "call") and {"cluster", "namespace"} <= given.keys():
         folder = OUT / item.name
-        shutil.rmtree(folder, ignore_errors=True)
         evidence.collect(given["cluster"], given["namespace"], folder)
         report.sections.append(("evidence", f"What the cluster knows of it is in {folder}"))
     return report

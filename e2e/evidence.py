@@ -1,6 +1,7 @@
 """What a cluster knows of a test that failed."""
 
 import json
+import shutil
 from pathlib import Path
 
 from live_cluster import OPERATOR_NAMESPACE, LiveCluster
@@ -10,13 +11,14 @@ RAY_LOGS = "cd /tmp/ray/session_latest/logs && tail -n 2000 -- *.log *.err *.out
 
 
 def collect(cluster: LiveCluster, namespace: str, folder: Path) -> None:
-    """Writes objects, their descriptions, events, and the logs of all pods and of Ray into a folder.
+    """Writes objects, their descriptions, events, and the logs of all pods and of Ray into a folder, made anew.
 
     Args:
         cluster: The cluster.
         namespace: The test's namespace.
-        folder: Folder for it, which is made.
+        folder: Folder for it.
     """
+    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
 
     def keep(file: str, *arguments: str) -> str:
@@ -33,12 +35,12 @@ def collect(cluster: LiveCluster, namespace: str, folder: Path) -> None:
     keep("kuberay.log", "logs", "-A", "-l", "app.kubernetes.io/name=kuberay", "--tail=-1", "--prefix")
     for pod in _pods(cluster, namespace):
         keep(f"{pod}.log", "logs", "-n", namespace, pod, "--all-containers", "--prefix")
-        if "ray" in pod or "head" in pod or "worker" in pod:
-            keep(f"{pod}.ray.log", "exec", "-n", namespace, pod, "-c", "ray", "--", "bash", "-c", RAY_LOGS)
+    for pod in _pods(cluster, namespace, "ray.io/node-type"):
+        keep(f"{pod}.ray.log", "exec", "-n", namespace, pod, "-c", "ray", "--", "bash", "-c", RAY_LOGS)
 
 
-def _pods(cluster: LiveCluster, namespace: str) -> list[str]:
+def _pods(cluster: LiveCluster, namespace: str, selector: str = "") -> list[str]:
     try:
-        return [pod["metadata"]["name"] for pod in cluster.items("pods", namespace)]
+        return [pod["metadata"]["name"] for pod in cluster.items("pods", namespace, selector)]
     except (RuntimeError, json.JSONDecodeError):  # a cluster that does not answer is evidence too
         return []

@@ -57,6 +57,15 @@ class LiveCluster(Cluster):
         return done.stdout
 
     @property
+    def on_gpu_nodes(self) -> Json:
+        """Settings of a pool, or of the head, that put its pods on GPU nodes.
+
+        On kind the head goes there too: two nodes hold the runtime's image then, not three.
+        """
+        selector = {"nodeSelector": {"pool": "gpu"}} if self.volumes else {}
+        return selector | {"tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}]}
+
+    @property
     def operator_installed(self) -> bool:
         """Whether helm knows of the operator here."""
         return RELEASE in json.loads(self.helm("list", "--short", "--output=json"))

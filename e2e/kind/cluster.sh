@@ -58,11 +58,14 @@ need_room() {
 Fix: free some ($engine system prune), or move the engine's storage"
 }
 
+# What an image takes at its peak: packed in the registry and, while it is unpacked, on each worker. $1: MiB.
+room_of() { echo $(($1 * workers + $1 * (workers + 1) / 2 + 1024)); }
+
 # Whether there is room for everything, before minutes of building; `load` knows sizes, here they are rounded up.
 check() {
   local need=0 image=5120
   "$engine" image inspect localhost/rlhf-runtime:0.1.0 >/dev/null 2>&1 || need=$((2 * image))
-  [[ -s $images ]] || need=$((need + nodes + workers * image + image / 2))
+  [[ -s $images ]] || need=$((need + nodes + $(room_of "$image")))
   need_room $need "the images, and a cluster that holds them"
 }
 
@@ -70,6 +73,8 @@ create() {
   local image
   need_room $nodes "a cluster"
   image=$("$here/node-image.sh" "$engine")
+  # Nodes mount it; a kernel that was built without modules may have none.
+  [[ -d /lib/modules ]] || mkdir /lib/modules || fail "got no folder /lib/modules. Fix: sudo mkdir /lib/modules"
   say "creating the cluster from $image"
   # Paths in kind.yaml start at the repository's root.
   (cd "$root" && with_gpus "$here/kind.yaml" | kind create cluster --name "$name" --image "$image" --config - \
@@ -120,8 +125,7 @@ load() {
     size=$("$engine" image inspect --format '{{.Size}}' "$image") || fail "$engine has no image $image. Fix: make images"
     grep -q "^$image " "$images" || { total=$((total + size / 1048576)); new+=("$image"); }
   done
-  # A packed copy in the registry, half as large, and one on each worker.
-  need_room $((total * workers + total / 2 + 1024)) "${new[*]:-images}"
+  ((total == 0)) || need_room "$(room_of "$total")" "${new[*]}"
   for image; do
     say "publishing $image"
     size=$(publish "$image")

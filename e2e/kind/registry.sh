@@ -16,7 +16,7 @@ build_program_image() {
 }
 
 start_registry() {
-  local node
+  local node hosts=/etc/containerd/certs.d/_default
   if [[ $("$engine" container inspect --format '{{.State.Running}}' "$registry" 2>/dev/null) != true ]]; then
     stop_registry
     build_program_image registry registry "$registry_image"
@@ -26,7 +26,7 @@ start_registry() {
   fi
   # Whatever the name of an image says: it is asked for here first, then where the name says.
   for node in $(kind get nodes --name "$name"); do
-    "$engine" exec --interactive "$node" sh -c 'mkdir -p $0 && cat >$0/hosts.toml' /etc/containerd/certs.d/_default <<EOF
+    "$engine" exec --interactive "$node" sh -c "mkdir -p $hosts && cat >$hosts/hosts.toml" <<EOF
 [host."http://$registry:5000"]
   capabilities = ["pull", "resolve"]
 EOF
