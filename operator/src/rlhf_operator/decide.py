@@ -263,7 +263,7 @@ def _training(draft: Draft) -> bool:
     driver, status, now = draft.seen.driver, draft.status, draft.seen.now
     if driver is None or driver.state == "unreachable":
         since = parse_time(status.unreachable_since) if status.unreachable_since else now
-        draft.look_again(min(max((now - since).total_seconds() / 4, SOON), LATER))
+        draft.look_again(min(max((now - since).total_seconds() / 2, SOON), LATER))
         waits = "Training, though" if is_true(status, "Training") else "The driver was submitted, and"
         why = f": {driver.message}" if driver and driver.message else ""
         draft.waits_for(f"{waits} Ray's job API does not answer{why}.")

@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 NODES_SECONDS, CRD_SECONDS, NO_CRD_SECONDS = 30.0, 600.0, 30.0
 """How long a list of nodes, KubeRay's CRD, and its absence, are good for."""
-POD_SECONDS = 3.0
+POD_SECONDS = 5.0
 """Age from which a cluster that is not ready has its pods looked at."""
 
 
