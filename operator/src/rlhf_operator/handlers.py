@@ -235,7 +235,9 @@ def main() -> int:
 async def _run(settings: Settings, kube: Kube) -> None:
     operator = Operator(settings, kube)
     log.info("%s starts; namespaces: %s", MANAGER, ", ".join(settings.namespaces) or "all")
+    identity: Any = MANAGER  # kopf would look for the user's name, which the numeric user of an image does not have
     await kopf.operator(
+        identity=identity,
         registry=registry_of(operator),
         clusterwide=not settings.namespaces,
         namespaces=settings.namespaces,
