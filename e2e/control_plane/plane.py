@@ -86,7 +86,8 @@ class ControlPlane(Cluster):
             f"--kubeconfig={self.kubeconfig_of('kwok')}",
             "--manage-all-nodes=false",
             f"--manage-nodes-with-annotation-selector={ANNOTATION}=fake",
-            "--node-lease-duration-seconds=40",  # else nodes count as lost for a moment each minute, their pods for good
+            # Else nodes count as lost for a moment each minute, and their pods for good.
+            "--node-lease-duration-seconds=40",
             "--server-address=",
             *(f"--config={file}" for file in stages),
         )

@@ -116,6 +116,13 @@ def test_what_breaks_the_restricted_standard_is_refused_by_name(refused, field):
     assert problem.startswith(f"{POOL}.spec.{field}: got what the restricted Pod Security Standard forbids")
 
 
+def test_pods_may_share_the_cpus_of_a_small_node(pod):
+    [before] = pod()["spec"]["containers"]
+    [after] = pod(ray(resources={"requests": {"cpu": "100m"}}))["spec"]["containers"]
+    assert after["resources"]["requests"] == {**before["resources"]["requests"], "cpu": "100m"}
+    assert after["resources"]["limits"] == before["resources"]["limits"]
+
+
 DECIDED = {
     "spec.restartPolicy": {"restartPolicy": "Always"},
     "spec.automountServiceAccountToken": {"automountServiceAccountToken": True},
@@ -125,6 +132,7 @@ DECIDED = {
     "spec.containers[0].volumeMounts[0].mountPath": ray(volumeMounts=[{"name": "rlhf-tmp", "mountPath": "/etc"}]),
     "spec.containers[0].ports[0]": ray(ports=[{"name": "x", "containerPort": 8265}]),
     "spec.containers[0].resources.limits.nvidia.com/gpu": ray(resources={"limits": {"nvidia.com/gpu": 1}}),
+    "spec.containers[0].resources.limits.cpu": ray(resources={"limits": {"cpu": 1}}),
     "spec.containers[0].resources.requests.memory": ray(resources={"requests": {"memory": "1Gi"}}),
 }
 

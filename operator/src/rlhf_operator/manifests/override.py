@@ -126,6 +126,8 @@ def _ray_container(container: Mapping[str, Any], path: str) -> Iterator[FieldErr
     for kind in ("requests", "limits"):
         amounts = resources.get(kind) if isinstance(resources, dict) else None
         for name in amounts if isinstance(amounts, dict) else ():
+            if (kind, name) == ("requests", "cpu"):  # the scheduler's alone: Ray reckons with what the pool offers
+                continue
             if name in _RESOURCES or "/" in name:
                 expected = "what the planner does not reckon with, such as ephemeral-storage or hugepages-2Mi"
                 fix = f"use the pool's {_RESOURCES.get(name, '`gpusPerNode`, `gpuResource` or `rdma`')}"
