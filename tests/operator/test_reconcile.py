@@ -1,6 +1,7 @@
 """The life of a job, pass by pass, in a world in memory: what is made, what is told, what is written."""
 
 import copy
+import itertools
 
 import pytest
 from operator_world import NAMESPACE, World
@@ -17,6 +18,7 @@ from rlhf_operator.kube import (
     UnavailableError,
 )
 from rlhf_operator.observe import DriverView
+from rlhf_operator.store import keep_job
 from rlhf_operator.work_queue import RetrySoon
 
 
@@ -230,6 +232,22 @@ def test_a_blip_of_the_job_api_fails_nothing(world):
     assert world.clusters() == ["math-1"]
 
 
+def test_a_silence_that_has_several_reasons_is_told_once(world):
+    world.train()
+    reasons = itertools.cycle(["it answered 503", "no connection could be made", "no answer within 10 s"])
+
+    async def away(_head, _submission_id):
+        return DriverView("unreachable", next(reasons))
+
+    world.rays.look = away
+    world.later(1)
+    before = len(world.kube.writes)
+    for _ in range(20):
+        world.later(5)
+    assert world.kube.writes[before:] == []
+    assert world.status()["message"] == "Training, though Ray's job API does not answer: it answered 503."
+
+
 def test_patience_with_the_job_api_is_bounded_and_a_resubmission_does_not_reset_it(world):
     world.train()
     world.rays.away = True
@@ -324,6 +342,17 @@ def test_progress_is_told_as_the_driver_tells_it(world):
     assert world.status()["failures"][0]["step"] == 3
 
 
+def test_how_far_a_run_got_is_told_by_its_last_word(world):
+    world.train()
+    world.rays.set("math-1-1", DriverView("running", progress=Progress(step=3, steps=10, reward=0.5)))
+    world.later(30)
+    end = RunEnd.of(0).model_copy(update={"progress": Progress(step=10, steps=10, reward=0.123456)})
+    world.rays.set("math-1-1", DriverView("succeeded", log=f"trained\n{end.line({'steps': 10})}\n"))
+    world.settle()
+    assert world.status()["phase"] == "Succeeded"
+    assert world.status()["progress"] == {"step": 10, "steps": 10, "reward": 0.1235}
+
+
 def test_a_dying_cluster_of_the_same_name_is_waited_for(world):
     foreign = {"kind": "RayCluster", "metadata": {"name": "math-1", "deletionTimestamp": "2026-01-01T00:00:00Z"}}
     world.kube.put(RAYCLUSTERS, foreign | {"spec": {}})
@@ -381,7 +410,7 @@ def test_a_cluster_whose_number_the_job_has_not_reached_makes_it_be_read_again(w
     world.later(10)
     assert world.clusters() == ["math-2"]
     world.store._jobs.clear()
-    world.store.see_job(old)
+    world.store.see_job(keep_job(old))
     with pytest.raises(RetrySoon):
         world.pass_from_memory()
     assert world.clusters() == ["math-2"]

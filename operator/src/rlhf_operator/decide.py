@@ -90,8 +90,8 @@ def _ended(draft: Draft) -> bool:
     end = end_of(draft.seen.driver) if draft.seen.driver and draft.status.submission_id else None
     if end is None:
         return False
-    if draft.seen.driver and draft.seen.driver.progress:
-        draft.set(progress=draft.seen.driver.progress)
+    if end.progress:
+        draft.set(progress=end.progress)
     if end.kind is None:
         draft.finish("Succeeded", end.reason, end.message)
         return True
@@ -265,8 +265,10 @@ def _training(draft: Draft) -> bool:
         since = parse_time(status.unreachable_since) if status.unreachable_since else now
         draft.look_again(min(max((now - since).total_seconds() / 2, SOON), LATER))
         waits = "Training, though" if is_true(status, "Training") else "The driver was submitted, and"
+        silent = f"{waits} Ray's job API does not answer"
         why = f": {driver.message}" if driver and driver.message else ""
-        draft.waits_for(f"{waits} Ray's job API does not answer{why}.")
+        told = status.message or ""  # one way of not answering turns into another, which is no news
+        draft.waits_for(told if told.startswith(silent) else f"{silent}{why}.")
         return True
     if driver.state == "pending":
         draft.tell("Training", False, conditions.DRIVER_STARTING, "Ray starts the driver.")

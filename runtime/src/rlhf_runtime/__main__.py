@@ -111,6 +111,8 @@ def main() -> int:
     except KeyboardInterrupt:
         end = interruption.end
         print(end.message, file=sys.stderr)
+    if run.report:
+        end = end.model_copy(update={"progress": run.report.progress()})
     if run.report or not sys.stdout.isatty():  # a person who mistyped has read it already
         print(run.last_line(end), flush=True)
     return end.exit_code

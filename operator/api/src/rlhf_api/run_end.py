@@ -6,6 +6,7 @@ from typing import Any, Literal, Self
 from pydantic import ValidationError
 
 from rlhf_api.base import ApiModel
+from rlhf_api.status import Progress
 
 EndReason = Literal[
     "Completed",
@@ -49,6 +50,8 @@ class RunEnd(ApiModel):
     """Its kind."""
     message: str
     """What went wrong, as standard error has it, or the start of that; empty if nothing did."""
+    progress: Progress | None = None
+    """How far the run got, where it got to a start."""
 
     @classmethod
     def of(cls, exit_code: int, message: str = "") -> Self:
@@ -58,7 +61,7 @@ class RunEnd(ApiModel):
 
     def line(self, summary: dict[str, Any]) -> str:
         """The last line of output: a run's summary, plain JSON values by name, with its end."""
-        return json.dumps({**summary, KEY: self.model_dump(by_alias=True)}, allow_nan=False)
+        return json.dumps({**summary, KEY: self.model_dump(by_alias=True, exclude_none=True)}, allow_nan=False)
 
     @classmethod
     def last_of(cls, log: str) -> Self | None:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from rlhf_api.base import ApiModel
 from rlhf_api.errors import SpecError, field_errors, format_path
@@ -47,6 +47,10 @@ class PoolStatus(ApiModel):
     """Nodes that are ready."""
 
 
+Measured = Annotated[float, AfterValidator(lambda value: float(f"{value:.4g}"))]
+"""A number to look at, of four significant digits; Prometheus has all of them."""
+
+
 class Progress(ApiModel):
     """How far training is, as the driver tells it."""
 
@@ -54,11 +58,11 @@ class Progress(ApiModel):
     """Steps done."""
     steps: int
     """Steps of the job."""
-    reward: float | None = None
+    reward: Measured | None = None
     """Mean reward of the last step."""
-    kl: float | None = None
+    kl: Measured | None = None
     """Mean KL to the reference of the last step, in nats."""
-    tokens_per_second: float | None = None
+    tokens_per_second: Measured | None = None
     """Trained tokens a second, over the last step."""
     weight_version: int | None = None
     """Version of the weights that the engines hold."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from rlhf_api.run_end import END_REASONS, RunEnd
-from rlhf_api.status import FailureKind, RLHFJobStatus
+from rlhf_api.status import FailureKind, Progress, RLHFJobStatus
 
 from rlhf_operator.observe import DriverView, parse_time
 from rlhf_operator.terms import Terms
@@ -44,6 +44,8 @@ class End:
     message: str
     fatal: bool = False
     """Whether a next try is pointless."""
+    progress: Progress | None = None
+    """How far it got, by its own last word."""
 
 
 def end_of(driver: DriverView) -> End | None:
@@ -51,10 +53,12 @@ def end_of(driver: DriverView) -> End | None:
     if driver.state not in ("succeeded", "failed", "stopped"):
         return None
     told = RunEnd.last_of(driver.log)
+    progress = told.progress if told else None
     if driver.state == "succeeded":
-        return End(None, "Completed", "All steps are done.")
+        return End(None, "Completed", "All steps are done.", progress=progress)
     if driver.state == "stopped":
-        return End("Program", "DriverStopped", "The driver was stopped through Ray's job API.", fatal=True)
+        message = "The driver was stopped through Ray's job API."
+        return End("Program", "DriverStopped", message, fatal=True, progress=progress)
     code = told.exit_code if told and told.exit_code else driver.exit_code
     code = 128 - code if code is not None and code < 0 else code
     message = (told.message if told and told.message else driver.message)[:MESSAGE_LENGTH]
@@ -63,7 +67,7 @@ def end_of(driver: DriverView) -> End | None:
         return End(kind, "DriverNotRun", f"Ray could not run the driver: {message}")
     reason = END_REASONS.get(code, "Unexpected")
     kind = "Infrastructure" if code in INFRASTRUCTURE else "Program"
-    return End(kind, reason, f"The driver ended with exit code {code}: {message}", fatal=code in FATAL)
+    return End(kind, reason, f"The driver ended with exit code {code}: {message}", code in FATAL, progress)
 
 
 def exhausted(terms: Terms, status: RLHFJobStatus) -> str | None:

@@ -7,11 +7,13 @@ from pathlib import Path
 
 from rlhf_api import RuntimeConfig
 from rlhf_api.runtime_config import PROGRESS_PORT
+from rlhf_api.status import Progress
 
 from rlhf_runtime.report.console import TerminalView
 from rlhf_runtime.report.curves import Curves
 from rlhf_runtime.report.endpoint import EVERYWHERE, HERE, ProgressEndpoint, ray_token
 from rlhf_runtime.report.jsonl import MetricsFile, SamplesFile
+from rlhf_runtime.report.progress import Snapshot, newest_checkpoint, progress_of
 from rlhf_runtime.report.sink import Sample, Sink, StepRecord
 from rlhf_runtime.report.summary import Summary, summarize
 from rlhf_runtime.report.tensorboard import TensorBoard
@@ -78,6 +80,11 @@ class Report:
     def summary(self) -> Summary:
         """The run up to now."""
         return summarize(self._rows, self._config.training.steps)
+
+    def progress(self) -> Progress:
+        """How far the run got, with its newest checkpoint."""
+        snapshot = Snapshot.of(self._config.name, self._config.training.steps, self._rows)
+        return progress_of(snapshot, newest_checkpoint(self._config))
 
     def close(self) -> Summary:
         """Close the sinks, once, after the last step or an interruption, and return the summary."""

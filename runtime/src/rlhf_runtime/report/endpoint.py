@@ -17,8 +17,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 from rlhf_api import RuntimeConfig
 
-from rlhf_runtime.checkpoint.store import CheckpointStore
-from rlhf_runtime.report.progress import Snapshot, gauges_of, progress_of
+from rlhf_runtime.report.progress import Snapshot, gauges_of, newest_checkpoint, progress_of
 from rlhf_runtime.report.sink import StepRecord
 from rlhf_runtime.report.summary import Summary
 from rlhf_runtime.types import StepMetrics
@@ -71,9 +70,8 @@ class ProgressEndpoint:
         """Listen. A port that is taken ends no run: it is told, and the run goes on unseen."""
         self._rows += earlier
         self._name, self._steps = config.name, config.training.steps
-        checkpoints = config.checkpoint and CheckpointStore(Path(config.checkpoint.path), config.checkpoint.keep)
         try:
-            self._server = _Server(self._address, self._token, checkpoints or None)
+            self._server = _Server(self._address, self._token, config)
         except OSError as error:
             logger.warning("No progress endpoint: port %d cannot be had (%s)", self._address[1], error.strerror)
             return
@@ -103,10 +101,10 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
     snapshot: Snapshot
 
-    def __init__(self, address: tuple[str, int], token: str | None, checkpoints: CheckpointStore | None) -> None:
+    def __init__(self, address: tuple[str, int], token: str | None, config: RuntimeConfig) -> None:
         super().__init__(address, _Handler)
         self._token = None if token is None else token.encode()
-        self._checkpoints = checkpoints
+        self._config = config
 
     def lets_in(self, given: str) -> bool:
         """Whether a header's value is the token, told in the same time whatever it is. An empty token lets none in."""
@@ -120,8 +118,7 @@ class _Server(ThreadingHTTPServer):
 
     def progress(self) -> bytes:
         """The body of `/progress`."""
-        newest = self._checkpoints.newest() if self._checkpoints else None
-        progress = progress_of(self.snapshot, None if newest is None else str(newest))
+        progress = progress_of(self.snapshot, newest_checkpoint(self._config))
         return progress.model_dump_json(by_alias=True).encode()
 
     def metrics(self, accept: str) -> tuple[bytes, str]:

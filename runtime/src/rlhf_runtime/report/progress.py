@@ -4,10 +4,13 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from prometheus_client.metrics_core import GaugeMetricFamily
+from rlhf_api import RuntimeConfig
 from rlhf_api.status import Progress
 
+from rlhf_runtime.checkpoint.store import CheckpointStore
 from rlhf_runtime.report.summary import remaining_seconds
 from rlhf_runtime.types import StepMetrics
 
@@ -52,6 +55,14 @@ def progress_of(snapshot: Snapshot, last_checkpoint: str | None) -> Progress:
         last_checkpoint=last_checkpoint,
         eta_seconds=snapshot.eta_seconds,
     )
+
+
+def newest_checkpoint(config: RuntimeConfig) -> str | None:
+    """Path of a run's newest whole checkpoint; None without one. It asks the storage, which may take its time."""
+    if config.checkpoint is None:
+        return None
+    newest = CheckpointStore(Path(config.checkpoint.path), config.checkpoint.keep).newest()
+    return None if newest is None else str(newest)
 
 
 def gauges_of(snapshot: Snapshot) -> Iterator[GaugeMetricFamily]:
