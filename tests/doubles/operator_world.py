@@ -5,7 +5,7 @@ import copy
 import itertools
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from rlhf_operator.kube import (
     EVENTS,
@@ -21,18 +21,19 @@ from rlhf_operator.kube import (
     UnavailableError,
     resource_of,
 )
-from rlhf_operator.observe import DriverView, Key
+from rlhf_operator.observe import DriverView, Key, cluster_view
 from rlhf_operator.ray_jobs import Head, UnreachableError
 from rlhf_operator.reconcile import Reconciler
 from rlhf_operator.settings import Settings
 from rlhf_operator.shared_answer import SharedAnswer
-from rlhf_operator.store import Store
+from rlhf_operator.store import Store, keep_job
 from rlhf_operator.surroundings import Surroundings
 from rlhf_operator.work_queue import RetrySoon
 
 Object = dict[str, Any]
 NAMESPACE = "team"
 START = datetime(2026, 1, 1, tzinfo=UTC)
+T = TypeVar("T")
 WRITES = frozenset({"apply", "create", "patch", "delete"})
 
 
@@ -95,11 +96,13 @@ class FakeKube:
         self._record("get", resource, name)
         return copy.deepcopy(self._objects.get((resource.plural, namespace, name)))
 
-    def list(self, resource: Resource, namespace: str | None = None, labels: str = "") -> Listing:
+    def list(
+        self, resource: Resource, namespace: str | None = None, labels: str = "", read: Callable[[Object], T] = dict
+    ) -> Listing[T]:
         self._record("list", resource, "")
         found = [obj for obj in self.all(resource) if _matches(obj, labels)]
         found = [obj for obj in found if namespace in (None, obj["metadata"].get("namespace"))]
-        return Listing(copy.deepcopy(found), str(next(self._versions)))
+        return Listing([read(copy.deepcopy(obj)) for obj in found], str(next(self._versions)))
 
     def apply(self, manifest: Mapping[str, Any], resource: Resource | None = None, **_query: str) -> Object:
         resource = resource or resource_of(manifest)
@@ -265,8 +268,8 @@ class World:
 
     def pass_over(self, key: Key = (NAMESPACE, "math")) -> float | None:
         """One pass, after everything was heard of."""
-        self.store.replace_clusters(self.kube.list(RAYCLUSTERS))
-        self.store.replace_jobs(self.kube.list(RLHFJOBS))
+        self.store.replace_clusters(self.kube.list(RAYCLUSTERS, read=cluster_view))
+        self.store.replace_jobs(self.kube.list(RLHFJOBS, read=keep_job))
         return self.pass_from_memory(key)
 
     def pass_from_memory(self, key: Key = (NAMESPACE, "math")) -> float | None:

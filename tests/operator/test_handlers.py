@@ -120,11 +120,11 @@ def test_a_namespace_that_cannot_be_listed_hinders_no_other(world):
     world.kube.put(RLHFJOBS, job_manifest("other"), "elsewhere")
     listed, calls = world.kube.list, []
 
-    def one_is_gone(resource, namespace=None, labels=""):
+    def one_is_gone(resource, namespace, *how):
         calls.append(namespace)
         if namespace == "gone":
             raise ForbiddenError(403, "Forbidden", "no such right")
-        return listed(resource, namespace, labels)
+        return listed(resource, namespace, *how)
 
     world.kube.list = one_is_gone
 

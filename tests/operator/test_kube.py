@@ -132,7 +132,7 @@ def test_a_missing_object_is_none_and_a_missing_kind_an_error(server):
     assert Kube.connect().get(PODS, "team", "a") is None
     assert Kube.connect().delete(PODS, "team", "a") is False
     with pytest.raises(NotFoundError):
-        Kube.connect().list(RLHFJOBS)
+        Kube.connect().list(RLHFJOBS, None, "", dict)
 
 
 def test_a_long_list_comes_by_pages(server):
@@ -140,11 +140,11 @@ def test_a_long_list_comes_by_pages(server):
         return 200, {"items": [{"n": name}], "metadata": {"resourceVersion": name, "continue": token}}
 
     server.answers = [page("1", "next"), page("2")]
-    listing = Kube.connect().list(NODES, labels="a=b")
+    listing = Kube.connect().list(NODES, None, "a=b", dict)
     assert ([item["n"] for item in listing.items], listing.resource_version) == (["1", "2"], "2")
     assert [path for _, path, _, _ in server.requests] == [
-        "/api/v1/nodes?limit=500&labelSelector=a%3Db",
-        "/api/v1/nodes?limit=500&labelSelector=a%3Db&continue=next",
+        "/api/v1/nodes?limit=100&labelSelector=a%3Db",
+        "/api/v1/nodes?limit=100&labelSelector=a%3Db&continue=next",
     ]
 
 

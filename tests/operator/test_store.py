@@ -1,20 +1,21 @@
 """What is remembered of the objects that are watched."""
 
 from rlhf_operator.kube import Listing
-from rlhf_operator.store import Store
+from rlhf_operator.observe import cluster_view
+from rlhf_operator.store import Store, keep_job
 
 KEY = ("team", "math")
 
 
 def job(version, name="math", uid="u", **spec):
     meta = {"namespace": "team", "name": name, "uid": uid, "resourceVersion": str(version), "managedFields": [1]}
-    return {"apiVersion": "rlhf-operator.io/v1alpha1", "kind": "RLHFJob", "metadata": meta, "spec": spec}
+    return keep_job({"apiVersion": "rlhf-operator.io/v1alpha1", "kind": "RLHFJob", "metadata": meta, "spec": spec})
 
 
 def ray_cluster(version, name="math-1", uid="c"):
     labels = {"rlhf-operator.io/job": "math", "rlhf-operator.io/cluster": name[-1]}
     meta = {"namespace": "team", "name": name, "uid": uid, "resourceVersion": str(version), "labels": labels}
-    return {"metadata": meta | {"creationTimestamp": "2026-01-01T00:00:00Z"}}
+    return cluster_view({"metadata": meta | {"creationTimestamp": "2026-01-01T00:00:00Z"}})
 
 
 def test_news_is_what_is_newer():

@@ -12,22 +12,35 @@ import asyncio
 import logging
 import random
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import kopf
 from rlhf_api import SpecError
 
-from rlhf_operator.kube import RAYCLUSTERS, RLHFJOBS, Kube, KubeError, Listing, NoClusterError, NotFoundError, Resource
+from rlhf_operator.kube import (
+    PAGE,
+    RAYCLUSTERS,
+    RLHFJOBS,
+    Kube,
+    KubeError,
+    Listing,
+    NoClusterError,
+    NotFoundError,
+    Object,
+    Resource,
+)
 from rlhf_operator.manifests import JOB_LABEL, MANAGER
 from rlhf_operator.metrics import Health, Metrics
-from rlhf_operator.observe import Key
+from rlhf_operator.observe import Key, cluster_view
 from rlhf_operator.ray_jobs import RayJobs
 from rlhf_operator.reconcile import Reconciler
 from rlhf_operator.settings import Settings
-from rlhf_operator.store import Store
+from rlhf_operator.store import Store, keep_job
 from rlhf_operator.surroundings import Surroundings
 from rlhf_operator.work_queue import Waits, WorkQueue
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 MISSED_RESYNCS = 3
@@ -74,7 +87,7 @@ class Operator:
         key = obj["metadata"]["namespace"], obj["metadata"]["name"]
         if gone:
             self.store.forget_job(key, obj["metadata"]["uid"])
-        elif self.store.see_job(obj):
+        elif self.store.see_job(keep_job(obj)):
             self._enqueue(key)
 
     def see_cluster(self, obj: Any, gone: bool) -> None:
@@ -82,7 +95,7 @@ class Operator:
         meta = obj["metadata"]
         if gone:
             self.store.forget_cluster((meta["namespace"], meta["name"]), meta["uid"])
-        elif not self.store.see_cluster(obj):
+        elif not self.store.see_cluster(cluster_view(obj)):
             return
         job = (meta.get("labels") or {}).get(JOB_LABEL)
         if job:
@@ -120,17 +133,19 @@ class Operator:
     async def _resync_namespace(self, namespace: str | None) -> set[Key]:
         """List one namespace, or all for None; tells whose jobs have news."""
         scope = (namespace,) if namespace else ()
-        clusters = await self._list(RAYCLUSTERS, namespace, JOB_LABEL)
-        jobs = await self._list(RLHFJOBS, namespace)
+        clusters = await self._list(RAYCLUSTERS, namespace, JOB_LABEL, cluster_view)
+        jobs = await self._list(RLHFJOBS, namespace, "", keep_job)
         news = self.store.replace_clusters(clusters, scope) if clusters else set()
         news |= self.store.replace_jobs(jobs, scope) if jobs else set()
         self._listed.add(namespace)
         return news
 
-    async def _list(self, resource: Resource, namespace: str | None, labels: str = "") -> Listing | None:
+    async def _list(
+        self, resource: Resource, namespace: str | None, labels: str, read: Callable[[Object], T]
+    ) -> Listing[T] | None:
         """A kind's objects in a namespace, or in all; None where the kind is not installed."""
         try:
-            return await self.around.call(self.kube.list, resource, namespace, labels=labels)
+            return await self.around.call(self.kube.list, resource, namespace, labels, read)
         except NotFoundError:
             log.warning("%s is not installed", resource.kind)
             return None
@@ -210,6 +225,7 @@ def _configure(settings: kopf.OperatorSettings, ours: Settings) -> None:
     settings.watching.connect_timeout = 5
     settings.watching.server_timeout = 5 * 60
     settings.watching.client_timeout = 5 * 60 + 30
+    settings.watching.chunk_size = PAGE
     settings.watching.label_selectors[RAYCLUSTERS.group, RAYCLUSTERS.version, RAYCLUSTERS.plural] = JOB_LABEL
     settings.queueing.worker_limit = 50
     settings.queueing.idle_timeout = 1

@@ -26,8 +26,9 @@ from rlhf_operator.kube import (
 from rlhf_operator.kuberay import KIND
 from rlhf_operator.manifests import JOB_LABEL, Manifest, cluster_name, entrypoint
 from rlhf_operator.metrics import Metrics
-from rlhf_operator.observe import JobView, Key, owner_of
+from rlhf_operator.observe import JobView, Key, cluster_view, owner_of
 from rlhf_operator.ray_jobs import RefusedError, UnreachableError
+from rlhf_operator.store import keep_job
 from rlhf_operator.surroundings import Surroundings
 from rlhf_operator.work_queue import RetrySoon
 
@@ -116,11 +117,11 @@ class Reconciler:
         except ConflictError:
             fresh = await self._around.call(self._kube.get, RLHFJOBS, job.namespace, job.name)
             if fresh:
-                self._store.see_job(fresh)
+                self._store.see_job(keep_job(fresh))
             else:
                 self._store.forget_job(job.key, job.uid)
             raise RetrySoon from None
-        self._store.see_job(written)
+        self._store.see_job(keep_job(written))
 
     async def _act(self, seen: Seen, status: RLHFJobStatus, action: Action) -> None:
         """Do one thing; why it cannot be done is remembered for the next pass to tell."""
@@ -160,9 +161,9 @@ class Reconciler:
         except ConflictError:
             there = await self._around.call(self._kube.get, RAYCLUSTERS, job.namespace, rendered.name)
             if there:
-                self._store.see_cluster(there)
+                self._store.see_cluster(cluster_view(there))
             raise RetrySoon from None
-        self._store.see_cluster(made)
+        self._store.see_cluster(cluster_view(made))
 
     async def _check_owner(self, job: JobView, manifest: Manifest) -> None:
         """See to it that an object which is there already is the job's own, and stays."""

@@ -9,23 +9,37 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from rlhf_operator.kube import Listing
-from rlhf_operator.observe import ClusterView, JobView, Key, Object, cluster_view, job_view
+from rlhf_operator.observe import ClusterView, JobView, Key, Object, job_view
 
 _DROPPED = ("managedFields", "ownerReferences", "finalizers")
 
 
 @dataclass(frozen=True)
-class _Kept:
+class KeptJob:
+    """A job as it is remembered."""
+
+    key: Key
+    """Namespace and name."""
     uid: str
     version: int
+    """Its resource version."""
     data: bytes
+    """The object as JSON, without what is not looked at."""
+
+
+def keep_job(obj: Object) -> KeptJob:
+    """What is remembered of a job."""
+    meta = obj["metadata"]
+    kept = {**obj, "metadata": {name: value for name, value in meta.items() if name not in _DROPPED}}
+    data = json.dumps(kept, separators=(",", ":")).encode()
+    return KeptJob((meta["namespace"], meta["name"]), meta["uid"], _version(meta["resourceVersion"]), data)
 
 
 class Store:
     """The jobs and RayClusters that were seen last. For one thread."""
 
     def __init__(self) -> None:
-        self._jobs: dict[Key, _Kept] = {}
+        self._jobs: dict[Key, KeptJob] = {}
         self._clusters: dict[Key, ClusterView] = {}
         self._of_job: dict[Key, set[Key]] = {}
 
@@ -56,15 +70,12 @@ class Store:
         found = [self._clusters[key] for key in self._of_job.get(job, ())]
         return sorted(found, key=lambda cluster: (cluster.number, cluster.name))
 
-    def see_job(self, obj: Object) -> bool:
+    def see_job(self, job: KeptJob) -> bool:
         """Remember a job, unless a newer one is known; tells whether it was news."""
-        meta = obj["metadata"]
-        key, version = (meta["namespace"], meta["name"]), _version(meta["resourceVersion"])
-        known = self._jobs.get(key)
-        if known and known.version >= version:
+        known = self._jobs.get(job.key)
+        if known and known.version >= job.version:
             return False
-        kept = {**obj, "metadata": {name: value for name, value in meta.items() if name not in _DROPPED}}
-        self._jobs[key] = _Kept(meta["uid"], version, json.dumps(kept, separators=(",", ":")).encode())
+        self._jobs[job.key] = job
         return True
 
     def forget_job(self, key: Key, uid: str) -> None:
@@ -72,9 +83,8 @@ class Store:
         if key in self._jobs and self._jobs[key].uid == uid:
             del self._jobs[key]
 
-    def see_cluster(self, obj: Object) -> bool:
+    def see_cluster(self, view: ClusterView) -> bool:
         """Remember a RayCluster, unless a newer one is known; tells whether it was news."""
-        view = cluster_view(obj)
         known = self._clusters.get(view.key)
         if known and _version(known.resource_version) >= _version(view.resource_version):
             return False
@@ -98,19 +108,19 @@ class Store:
         if known and known.uid == cluster.uid:
             self._clusters[cluster.key] = replace(known, deleting=True)
 
-    def replace_jobs(self, listing: Listing, namespaces: tuple[str, ...] = ()) -> set[Key]:
+    def replace_jobs(self, listing: Listing[KeptJob], namespaces: tuple[str, ...] = ()) -> set[Key]:
         """Take a whole list of jobs, of all namespaces or of some; tells which ones are news, gone ones included."""
-        news = {_key(item) for item in listing.items if self.see_job(item)}
-        listed, as_of = {_key(item) for item in listing.items}, _version(listing.resource_version)
+        news = {job.key for job in listing.items if self.see_job(job)}
+        listed, as_of = {job.key for job in listing.items}, _version(listing.resource_version)
         gone = [key for key, kept in self._jobs.items() if _missing(key, listed, namespaces, kept.version, as_of)]
         for key in gone:
             del self._jobs[key]
         return news.union(gone)
 
-    def replace_clusters(self, listing: Listing, namespaces: tuple[str, ...] = ()) -> set[Key]:
+    def replace_clusters(self, listing: Listing[ClusterView], namespaces: tuple[str, ...] = ()) -> set[Key]:
         """Take a whole list of RayClusters; tells whose jobs have news."""
-        news = {_key(item) for item in listing.items if self.see_cluster(item)}
-        listed, as_of = {_key(item) for item in listing.items}, _version(listing.resource_version)
+        news = {view.key for view in listing.items if self.see_cluster(view)}
+        listed, as_of = {view.key for view in listing.items}, _version(listing.resource_version)
         gone = [
             view
             for key, view in self._clusters.items()
@@ -136,14 +146,10 @@ def _missing(key: Key, listed: set[Key], namespaces: Iterable[str], version: int
     return key not in listed and version <= as_of and (not namespaces or key[0] in namespaces)
 
 
-def _key(obj: Object) -> Key:
-    return obj["metadata"]["namespace"], obj["metadata"]["name"]
-
-
 def _version(text: str) -> int:
     """A resource version as a number: Kubernetes lets those of one kind be compared."""
     return int(text)
 
 
-def _read(kept: _Kept) -> JobView:
+def _read(kept: KeptJob) -> JobView:
     return job_view(json.loads(kept.data))

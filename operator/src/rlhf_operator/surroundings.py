@@ -29,13 +29,13 @@ from rlhf_operator.kube import (
 )
 from rlhf_operator.kuberay import CLUSTER_LABEL
 from rlhf_operator.manifests import Owner, Rendered, check_pruned, cluster_name, render
-from rlhf_operator.observe import ClusterView, DriverView, JobView, PodView, owner_of, pod_view
+from rlhf_operator.observe import ClusterView, DriverView, JobView, PodView, cluster_view, owner_of, pod_view
 from rlhf_operator.policies.edits import must_be_read
 from rlhf_operator.policies.head_loss import HEAD_GONE
 from rlhf_operator.ray_jobs import Head, RayJobs, head_of
 from rlhf_operator.settings import Settings
 from rlhf_operator.shared_answer import SharedAnswer
-from rlhf_operator.store import Store
+from rlhf_operator.store import Store, keep_job
 from rlhf_operator.terms import Terms, rough_terms, terms_of
 from rlhf_operator.work_queue import RetrySoon
 
@@ -188,14 +188,14 @@ class Surroundings:
         if self.settings.namespaces:
             return Nodes(None), NODES_SECONDS
         try:
-            listing = await self.call(self.kube.list, NODES)
+            listing = await self.call(self.kube.list, NODES, None, "", node_of)
         except ForbiddenError:
             return Nodes(None), NODES_SECONDS
         except KubeError:
             if self._nodes.last is None:
                 raise
             return self._nodes.last, NODES_SECONDS
-        return Nodes(tuple(map(node_of, listing.items))), NODES_SECONDS
+        return Nodes(tuple(listing.items)), NODES_SECONDS
 
     async def _read_crd(self) -> tuple[Object | None, float]:
         """KubeRay's CRD as it is installed; None where it is not, or may not be read."""
@@ -222,7 +222,7 @@ class Surroundings:
         if all(cluster.number <= (job.status.cluster or 0) for cluster in owned):
             return
         fresh = await self.call(self.kube.get, RLHFJOBS, job.namespace, job.name)
-        if fresh and self.store.see_job(fresh):
+        if fresh and self.store.see_job(keep_job(fresh)):
             raise RetrySoon
 
     async def _cluster(self, job: JobView) -> ClusterView | None:
@@ -235,7 +235,7 @@ class Surroundings:
         if known is None:
             fresh = await self.call(self.kube.get, RAYCLUSTERS, *key)
             if fresh:
-                self.store.see_cluster(fresh)
+                self.store.see_cluster(cluster_view(fresh))
                 known = self.store.cluster(key)
         return known
 
@@ -245,12 +245,13 @@ class Surroundings:
             return None
         memory.pods_at = self._clock()
         try:
-            listing = await self.call(self.kube.list, PODS, cluster.namespace, labels=f"{CLUSTER_LABEL}={cluster.name}")
+            labels = f"{CLUSTER_LABEL}={cluster.name}"
+            listing = await self.call(self.kube.list, PODS, cluster.namespace, labels, pod_view)
         except KubeError as error:
             memory.pods_trouble = f"its pods cannot be looked at: {error}"
             return None
         memory.pods_trouble = ""
-        return tuple(map(pod_view, listing.items))
+        return tuple(listing.items)
 
     def _wants_pods(self, job: JobView, cluster: ClusterView, memory: Memory) -> bool:
         """Whether pods say more than their sum: which group has them, or, less often the longer it takes, what ails."""

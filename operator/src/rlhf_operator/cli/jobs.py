@@ -94,7 +94,7 @@ class Jobs:
         Raises:
             KubeError: when the API server refuses.
         """
-        items = self.kube.list(RLHFJOBS, None if everywhere else self.namespace, labels).items
+        items = self.kube.list(RLHFJOBS, None if everywhere else self.namespace, labels, dict).items
         return sorted(items, key=lambda job: (job["metadata"]["namespace"], job["metadata"]["name"]))
 
     def apply(self, job: RLHFJob, dry_run: bool, force: bool) -> Verb:
@@ -151,7 +151,7 @@ class Jobs:
             yield f"rlhfjob/{name}"
         for resource in (RAYCLUSTERS, PODS):
             with suppress(NotFoundError):  # a cluster without KubeRay has none
-                for left in self.kube.list(resource, self.namespace, f"{JOB_LABEL}={name}").items:
+                for left in self.kube.list(resource, self.namespace, f"{JOB_LABEL}={name}", dict).items:
                     yield f"{resource.kind.lower()}/{left['metadata']['name']}"
 
     def events(self, name: str) -> list[Object]:
@@ -167,7 +167,7 @@ class Jobs:
             about = event["involvedObject"]
             return bool(re.fullmatch(names.get(about.get("kind", ""), "(?!)"), about.get("name", "")))
 
-        return sorted(filter(belongs, self.kube.list(EVENTS, self.namespace).items), key=time_of_event)
+        return sorted(filter(belongs, self.kube.list(EVENTS, self.namespace, "", dict).items), key=time_of_event)
 
     async def driver_log(
         self, ray_cluster: str, submission_id: str, lines: int | None = None, follow: bool = False
