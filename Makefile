@@ -14,7 +14,7 @@ export UV_LINK_MODE ?= hardlink
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test test-fast lint lint-charts format crds chart pins images clean \
-  cluster-programs cluster-up cluster-images cluster-down cluster-status e2e e2e-faults
+  cluster-programs cluster-up cluster-images cluster-down cluster-status e2e
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -107,10 +107,7 @@ cluster-status: ## Tell what runs in it, and how to reach it
 	e2e/kind/cluster.sh status
 
 e2e: $(READY) ## Run jobs on kind, or on the cluster of KUBECONFIG (KEEP=1 keeps kind's cluster)
-	e2e/run.sh e2e --ignore=e2e/faults
-
-e2e-faults: $(READY) ## Kill, cut off and fill up everything that a job depends on, while it runs there
-	e2e/run.sh e2e/faults
+	e2e/run.sh e2e
 
 clean: ## Remove .venv and caches; runs/ stays
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,67 @@
+"""What was seen of faults, and the page docs/reliability.md that is made of it.
+
+python e2e/reliability.py > docs/reliability.md
+"""
+
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+FAULTS = (
+    *("head pod killed", "policy worker pod killed", "rollout pod killed", "driver killed"),
+    *("operator killed during training", "operator killed during apply", "two operators by mistake"),
+    *("out of memory", "API server restarted", "job API unreachable for 30 s", "job API unreachable for ever"),
+    *("node cordoned and drained", "kubelet stopped", "image that does not exist", "init container that fails"),
+    *("checkpoint volume full", "checkpoint volume read-only", "job deleted during a step", "namespace deleted"),
+    "suspended in each phase",
+)
+"""What is to be done to jobs, in the order of the page."""
+ROOT = Path(__file__).parents[1]
+SEEN = ROOT / "build" / "e2e" / "faults.jsonl"
+INTRODUCTION = """# What was done to jobs, and what they did
+
+Each fault was injected while examples/02-disaggregated.yaml trained in real pods, with a checkpoint every 4 steps, on
+kind with KubeRay and two cores. `make e2e` does it again; `python e2e/reliability.py` makes this page of what it saw.
+The time goes from the fault to when the condition Training holds again.
+
+"""
+HEAD = "| fault | what the job's status says | trains again after | steps repeated | seen at |"
+
+
+def record(fault: str, told: str, seconds: float, repeated: int) -> None:
+    """Keeps what a fault did to a job.
+
+    Args:
+        fault: What was done.
+        told: What the job's status said of it.
+        seconds: Until the job trained again.
+        repeated: Steps that were trained twice.
+    """
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    row = {"fault": fault, "told": told, "seconds": round(seconds), "repeated": repeated, "commit": commit}
+    SEEN.parent.mkdir(parents=True, exist_ok=True)
+    with SEEN.open("a") as file:
+        file.write(json.dumps(row | {"date": datetime.now(UTC).strftime("%Y-%m-%d")}) + "\n")
+
+
+def page() -> str:
+    """The page: of each fault the newest record, or that there is none."""
+    lines = SEEN.read_text().splitlines() if SEEN.exists() else []
+    seen = {row["fault"]: row for row in map(json.loads, lines)}
+    rows = [_row(fault, seen.get(fault)) for fault in FAULTS]
+    return "\n".join([INTRODUCTION + HEAD, "|" + " --- |" * 5, *rows]) + "\n"
+
+
+def _row(fault: str, row: dict[str, Any] | None) -> str:
+    if row is None:
+        return f"| {fault} | not run | | | |"
+    told = row["told"].replace("|", "\\|").replace("\n", " ")
+    return f"| {fault} | {told} | {row['seconds']} s | {row['repeated']} | {row['commit']}, {row['date']} |"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())
