@@ -142,6 +142,7 @@ class Scale:
             "KUBECONFIG": str(self.cluster.kubeconfig_of(self.user)),
             "RLHF_OPERATOR_METRICS_PORT": str(port),
             "RLHF_OPERATOR_HEALTH_PORT": "0",
+            "MALLOC_ARENA_MAX": "2",  # as in the operator's image
             # There is no Ray behind the pods, so no driver is ever taken.
             "RLHF_OPERATOR_JOB_API_PATIENCE_SECONDS": "86400",
         }
