@@ -6,6 +6,7 @@ python e2e/reliability.py > docs/reliability.md
 import json
 import subprocess
 import sys
+import textwrap
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ def page() -> str:
 def _row(fault: str, row: dict[str, Any] | None) -> str:
     if row is None:
         return f"| {fault} | not run | | | |"
-    told = row["told"].replace("|", "\\|").replace("\n", " ")
+    told = textwrap.shorten(row["told"].replace("|", "\\|"), 200, placeholder=" ...")
     return f"| {fault} | {told} | {row['seconds']} s | {row['repeated']} | {row['commit']}, {row['date']} |"
 
 

@@ -32,13 +32,16 @@ def kill_operator(job: RunningJob) -> None:
     job.cluster.kubectl("delete", "pod", *operator, "--force", "--grace-period=0")
 
 
+KILL_DRIVER = """
+for process in /proc/[0-9]*; do
+  case $(tr '\\0' ' ' <$process/cmdline) in "python -m rlhf_runtime"*) kill -9 ${process#/proc/} ;; esac
+done
+"""
 FAULTS = {
     "head pod killed": Fault(lambda job: job.kill_pods("headgroup"), "HeadLost", clusters=2),
     "policy worker pod killed": Fault(lambda job: job.kill_pods("train"), "InfrastructureLost"),
     "rollout pod killed": Fault(lambda job: job.kill_pods("rollout"), "InfrastructureLost"),
-    "driver killed": Fault(
-        lambda job: job.run_in("headgroup", "pkill -9 -f '^python -m rlhf_runtime'"), "Unexpected", "Program"
-    ),
+    "driver killed": Fault(lambda job: job.run_in("headgroup", KILL_DRIVER), "Unexpected", "Program"),
     "operator killed during training": Fault(kill_operator, None),
 }
 

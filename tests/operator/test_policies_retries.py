@@ -71,3 +71,9 @@ def test_delays_double_up_to_a_bound():
     ]
     assert delays == [10, 20, 40, 80, 300]
     assert not_before(status(), 10) is None
+
+
+@pytest.mark.parametrize(("code", "words"), [(-9, "SIGKILL, as by the kernel when memory runs out"), (139, "SIGSEGV")])
+def test_a_driver_that_was_killed_is_told_by_its_signal_not_by_the_end_of_its_log(code, words):
+    end = end_of(DriverView("failed", message="Job entrypoint command failed, last logs: ...", exit_code=code))
+    assert end.message.endswith(f"it was ended by {words}")

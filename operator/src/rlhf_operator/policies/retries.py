@@ -13,6 +13,7 @@
 A driver that was stopped through Ray was stopped by a person: Failed at once.
 """
 
+import signal
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -61,13 +62,21 @@ def end_of(driver: DriverView) -> End | None:
         return End("Program", "DriverStopped", message, fatal=True, progress=progress)
     code = told.exit_code if told and told.exit_code else driver.exit_code
     code = 128 - code if code is not None and code < 0 else code
-    message = (told.message if told and told.message else driver.message)[:MESSAGE_LENGTH]
+    message = (told.message if told and told.message else _killed(code) or driver.message)[:MESSAGE_LENGTH]
     if code is None:
         kind: FailureKind = "Program" if driver.error_type in ENVIRONMENT_ERRORS else "Infrastructure"
         return End(kind, "DriverNotRun", f"Ray could not run the driver: {message}")
     reason = END_REASONS.get(code, "Unexpected")
     kind = "Infrastructure" if code in INFRASTRUCTURE else "Program"
     return End(kind, reason, f"The driver ended with exit code {code}: {message}", code in FATAL, progress)
+
+
+def _killed(code: int | None) -> str | None:
+    """What the exit code of a process says that had no last word; None where it was not a signal that ended it."""
+    if code is None or code <= 128 or code - 128 not in set(signal.Signals):
+        return None
+    name = signal.Signals(code - 128).name
+    return f"it was ended by {name}" + (", as by the kernel when memory runs out" if name == "SIGKILL" else "")
 
 
 def exhausted(terms: Terms, status: RLHFJobStatus) -> str | None:
