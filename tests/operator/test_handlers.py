@@ -68,6 +68,15 @@ def test_nothing_is_decided_before_everything_was_listed(world):
     assert world.kube.writes[before:] == []
 
 
+def test_what_was_heard_of_before_the_first_list_is_worked_on_at_once_after_it(world):
+    async def scenario(operator):
+        operator.see_job(world.kube.peek(RLHFJOBS, "math"), gone=False)
+        operator.start()
+        await until(lambda: world.clusters() == ["math-1"])
+
+    play(world, scenario)
+
+
 def test_jobs_and_clusters_that_are_heard_of_are_worked_on(world):
     async def scenario(operator):
         operator.start()

@@ -104,6 +104,8 @@ class Operator:
     async def resync(self) -> None:
         """List everything once; look at what is news now, and at the rest within the time until the next resync.
 
+        The first time everything is, since a watch may have told of it before anything could be decided.
+
         A namespace that does not let itself be listed, as one that is gone, hinders no other.
 
         Raises:
@@ -122,9 +124,10 @@ class Operator:
                 log.warning("namespace %s was not listed: %s", namespace or "(all)", error)
         if len(failures) == len(namespaces):
             raise failures[-1]
+        spread = self.settings.resync_seconds if self._synced.is_set() else 0.0
         self._synced.set()
         for key in self.store.keys:
-            self.queue.add(key, 0.0 if key in news else random.uniform(0, self.settings.resync_seconds))
+            self.queue.add(key, 0.0 if key in news else random.uniform(0, spread))
         views = list(self.store.jobs)
         self.around.forget({job.uid for job in views})
         self.metrics.resynced(job.status.phase for job in views)
