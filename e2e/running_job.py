@@ -1,10 +1,8 @@
 """A job that is followed from outside while something happens to it."""
 
 import json
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from live_cluster import Json, LiveCluster
 from manifests import CHECKPOINTS
@@ -26,17 +24,6 @@ class RunningJob:
         cluster.claim(namespace)
         cluster.create(manifest, namespace=namespace)
         return cls(cluster, namespace, manifest["metadata"]["name"])
-
-    @property
-    def status(self) -> Json:
-        """Its status."""
-        status: Json = self.cluster.get("rlhf", self.name, self.namespace).get("status", {})
-        return status
-
-    @property
-    def step(self) -> int:
-        """Steps done, as its status tells them."""
-        return int(self.status.get("progress", {}).get("step", 0))
 
     def wait(self, what: str, holds: Callable[[Json], bool], seconds: float = 600) -> Json:
         """Waits until something holds of its status, and returns that.
@@ -74,12 +61,8 @@ class RunningJob:
 
     def metrics(self) -> list[Json]:
         """Its rows of metrics, read from the claim by a pod of its own."""
-        text = self.read(f"{CHECKPOINTS}/job/run/metrics.jsonl")
+        text = self.in_reader(f"cat {CHECKPOINTS}/job/run/metrics.jsonl")
         return [json.loads(line) for line in text.splitlines()]
-
-    def read(self, path: str) -> str:
-        """A file on the claim."""
-        return self.in_reader(f"cat {path}")
 
     def in_reader(self, script: str) -> str:
         """Runs a script in a pod that has the claim too."""
@@ -111,10 +94,3 @@ def reader(cluster: LiveCluster) -> Json:
 def holds(status: Json, kind: str) -> bool:
     """Whether a condition holds."""
     return any(each["type"] == kind and each["status"] == "True" for each in status.get("conditions", []))
-
-
-def seconds_until(reached: Callable[[], Any]) -> float:
-    """How long something takes."""
-    begin = time.monotonic()
-    reached()
-    return time.monotonic() - begin
