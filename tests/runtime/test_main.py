@@ -1,8 +1,10 @@
+import errno
 import json
 import os
 import subprocess
 import sys
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 from rlhf_api.run_end import RunEnd
@@ -17,7 +19,7 @@ STEP = {"step": 1, "reward_mean": 0.25, "weight_version": 1}
 def end_with(make_config, tmp_path, monkeypatch, capsys):
     """Runs the program on a training that does one step and ends as it is told to: exit code, output, errors."""
 
-    def end_with(error):
+    def end_with(error, **changes):
         def train(config, run):
             run.report = Report(config, [])
             run.report.start()
@@ -27,7 +29,7 @@ def end_with(make_config, tmp_path, monkeypatch, capsys):
 
         monkeypatch.setattr(program, "_train", train)
         config = tmp_path / "runtime.json"
-        config.write_text(make_config(runDir=str(tmp_path)).model_dump_json(by_alias=True))
+        config.write_text(make_config(runDir=str(tmp_path), **changes).model_dump_json(by_alias=True))
         monkeypatch.setattr(sys, "argv", ["rlhf_runtime", str(config)])
         code = program.main()
         told = capsys.readouterr()
@@ -68,6 +70,18 @@ def test_the_last_line_is_the_summary_and_the_end(end_with, make_config, error, 
     assert (progress["step"], progress["reward"]) == (STEP["step"], STEP["reward_mean"])
     report.step(StepRecord(dict(STEP), [], []))
     assert summary == asdict(report.summary())
+
+
+def test_a_storage_that_is_lost_does_not_keep_a_run_from_telling_its_end(end_with, tmp_path, monkeypatch):
+    (tmp_path / "step-000001").mkdir()
+
+    def lost(self):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(Path, "is_dir", lost)
+    code, output, _ = end_with(CheckpointError("the storage is gone"), checkpoint={"path": str(tmp_path)})
+    end = RunEnd.last_of(output)
+    assert (code, end.reason, end.progress.step) == (6, "CheckpointFailed", 1)
 
 
 @pytest.mark.parametrize(("arguments", "goes_on"), [([], False), (["--resume"], True)], ids=["first", "later"])

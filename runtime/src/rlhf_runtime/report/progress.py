@@ -58,10 +58,13 @@ def progress_of(snapshot: Snapshot, last_checkpoint: str | None) -> Progress:
 
 
 def newest_checkpoint(config: RuntimeConfig) -> str | None:
-    """Path of a run's newest whole checkpoint; None without one. It asks the storage, which may take its time."""
+    """Path of a run's newest whole checkpoint; None without one, or where its storage, which is asked, is broken."""
     if config.checkpoint is None:
         return None
-    newest = CheckpointStore(Path(config.checkpoint.path), config.checkpoint.keep).newest()
+    try:
+        newest = CheckpointStore(Path(config.checkpoint.path), config.checkpoint.keep).newest()
+    except OSError:  # a storage that is lost ends runs, and must not keep them from telling so
+        return None
     return None if newest is None else str(newest)
 
 
