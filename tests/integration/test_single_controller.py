@@ -242,17 +242,17 @@ def test_received_tensors_share_the_memory_of_the_store(scorers: RayWorkerGroup)
         assert ["plasma" in name for name in names] == [True, True]
 
 
-def references() -> int:
-    return len(ray._private.worker.global_worker.core_worker.get_all_reference_counts())
+def references() -> set[bytes]:
+    return set(ray._private.worker.global_worker.core_worker.get_all_reference_counts())
 
 
 def test_a_result_can_be_had_twice_and_leaves_nothing_in_ray(scorers: RayWorkerGroup) -> None:
     scorers.wait_ready()
     before = references()
     future = scorers.async_run_method_batch("triple", data=batch_of(6))
-    assert references() > before
+    assert references() - before
     assert future.get() is future.get()
-    assert references() == before
+    assert references() <= before  # those of earlier tests may go meanwhile
 
 
 def test_spans_tell_what_each_rank_did_when(scorers: RayWorkerGroup, views: dict[str, WorkerGroupView]) -> None:
