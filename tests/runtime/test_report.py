@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 from rich.console import Console
 from rlhf_api import RuntimeConfig
+from rlhf_runtime.errors import CheckpointError
 from rlhf_runtime.report import Report, Sample, StepRecord, sinks_of, summarize
 from rlhf_runtime.report.console import TerminalView, sparkline
 from rlhf_runtime.report.curves import draw
@@ -175,6 +176,17 @@ def test_a_run_without_a_step_says_so(make_config, tmp_path, capsys):
     assert not (tmp_path / "curves.png").exists()
 
 
+def test_a_full_disk_is_told_by_the_folder(make_config, tmp_path):
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    report = Report(make_config(runDir=str(tmp_path)), sinks_of(make_config(runDir=str(tmp_path))))
+    report.start()
+    told = rf"^{tmp_path}: got `No space left on device` .* Fix: free space"
+    with pytest.raises(CheckpointError, match=told):
+        report.step(StepRecord(metrics_of(1), SAMPLES, []))
+    with pytest.raises(CheckpointError, match=told):
+        report.close()
+
+
 def test_a_sink_that_fails_to_close_keeps_none_open(make_config):
     closed = []
 
@@ -193,7 +205,7 @@ def test_a_sink_that_fails_to_close_keeps_none_open(make_config):
 
     report = Report(make_config(), [Named("a"), Named("b"), Named("c")])
     report.start()
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(CheckpointError, match="disk full"):
         report.close()
     assert closed == ["c", "b", "a"]
     assert report.close().steps == 0
@@ -304,6 +316,7 @@ def test_a_sparkline_fits_and_shows_its_highest_and_lowest(values):
 VIEW = """
 import json, signal, sys
 from rlhf_api import RuntimeConfig
+from rlhf_runtime.errors import CheckpointError
 from rlhf_runtime.report import Report, Sample, StepRecord, sinks_of
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell inherit that it is ignored
 config = RuntimeConfig.parse(json.loads(sys.argv[1]))

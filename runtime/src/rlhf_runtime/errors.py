@@ -37,7 +37,7 @@ class InfrastructureError(RLHFError):
 
 
 class CheckpointError(RLHFError):
-    """A checkpoint could not be written, or does not fit what is to be restored from it."""
+    """A checkpoint, or what is reported beside it, could not be written; or it does not fit what is to be restored."""
 
     exit_code = 6
 

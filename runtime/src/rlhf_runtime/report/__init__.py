@@ -1,14 +1,15 @@
 """Where a run's results go: files, TensorBoard, the terminal, an endpoint, curves and a summary. One sink a file."""
 
 import os
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from rlhf_api import RuntimeConfig
 from rlhf_api.runtime_config import PROGRESS_PORT
 from rlhf_api.status import Progress
 
+from rlhf_runtime.errors import CheckpointError
 from rlhf_runtime.report.console import TerminalView
 from rlhf_runtime.report.curves import Curves
 from rlhf_runtime.report.endpoint import EVERYWHERE, HERE, ProgressEndpoint, ray_token
@@ -47,7 +48,11 @@ def sinks_of(config: RuntimeConfig) -> list[Sink]:
 
 
 class Report:
-    """Hands every step to every sink, and closes each of them whatever happened to the others."""
+    """Hands every step to every sink, and closes each of them whatever happened to the others.
+
+    Raises:
+        CheckpointError: by `start`, `step` and `close`, when the run folder takes nothing, as on a full disk.
+    """
 
     def __init__(self, config: RuntimeConfig, sinks: Sequence[Sink]) -> None:
         self._config = config
@@ -67,15 +72,17 @@ class Report:
             earlier: The steps that the run goes on after.
         """
         self._rows += earlier
-        for sink in self._sinks:
-            sink.start(self._config, earlier)
-            self._closing.callback(lambda sink=sink: sink.close(self.summary()))
+        with self._told():
+            for sink in self._sinks:
+                sink.start(self._config, earlier)
+                self._closing.callback(lambda sink=sink: sink.close(self.summary()))
 
     def step(self, record: StepRecord) -> None:
         """Report a finished step."""
         self._rows.append(record.metrics)
-        for sink in self._sinks:
-            sink.step(record)
+        with self._told():
+            for sink in self._sinks:
+                sink.step(record)
 
     def summary(self) -> Summary:
         """The run up to now."""
@@ -88,5 +95,17 @@ class Report:
 
     def close(self) -> Summary:
         """Close the sinks, once, after the last step or an interruption, and return the summary."""
-        self._closing.close()
+        with self._told():
+            self._closing.close()
         return self.summary()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise CheckpointError(
+                f"{self._config.run_dir}: got `{error.strerror or error}` while writing what the run reports; expected "
+                "room and the right to write there. Fix: free space, then go on from the last whole checkpoint with "
+                "`rlhf run --resume`"
+            ) from None
