@@ -14,7 +14,7 @@ export UV_LINK_MODE ?= hardlink
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test test-fast lint lint-charts format crds chart pins images clean \
-  cluster-programs cluster-up cluster-images cluster-down cluster-status e2e
+  cluster-programs cluster-up cluster-images cluster-down cluster-status e2e e2e-faults
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -107,7 +107,11 @@ cluster-status: ## Tell what runs in it, and how to reach it
 	e2e/kind/cluster.sh status
 
 e2e: $(READY) ## Run jobs on kind, or on the cluster of KUBECONFIG (KEEP=1 keeps kind's cluster)
-	e2e/run.sh e2e
+	e2e/run.sh e2e -m "smoke or not fault"
+
+e2e-faults: $(READY) ## Do to jobs all that clusters do to them (about an hour), and write docs/reliability.md
+	e2e/run.sh e2e -m fault
+	$(BIN)/python e2e/reliability.py > docs/reliability.md
 
 clean: ## Remove .venv and caches; runs/ stays
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

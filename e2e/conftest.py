@@ -2,15 +2,15 @@
 
 import os
 import secrets
-import shutil
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import evidence
 import pytest
 from control_plane import build
-from live_cluster import OPERATOR_NAMESPACE, OWNER, RELEASE, Images, LiveCluster
+from live_cluster import OPERATOR, OPERATOR_NAMESPACE, RELEASE, Images, LiveCluster
 
 OUT = Path(__file__).parents[1] / "build" / "e2e"
 
@@ -34,6 +34,7 @@ def cluster() -> Iterator[LiveCluster]:
     if volumes := os.environ.get("RLHF_E2E_VOLUMES"):
         cluster.volumes = Path(volumes)
     cluster.storage_class = os.environ.get("RLHF_E2E_STORAGE_CLASS")
+    cluster.engine = os.environ.get("RLHF_E2E_ENGINE")
     ours = cluster.volumes is not None or not cluster.operator_installed
     if ours:
         try:
@@ -50,16 +51,21 @@ def cluster() -> Iterator[LiveCluster]:
 
 @pytest.fixture
 def namespace(cluster: LiveCluster) -> Iterator[str]:
-    """A namespace of the test's own under the `restricted` standard; it is gone when the test is over."""
+    """A namespace of the test's own under the `restricted` standard; it is gone when the test is over.
+
+    Whatever the test does, the operator's log is to have no traceback, and no word of status that was pruned.
+    """
     name = f"e2e-{secrets.token_hex(4)}"
+    begin = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     cluster.kubectl("create", "namespace", name)
     cluster.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
     yield name
     # Waited for, as the next test needs what this one's pods hold.
-    cluster.kubectl("delete", "namespace", name, "--timeout=180s")
-    cluster.kubectl("delete", "persistentvolume", "-l", f"{OWNER}={name}")
-    if cluster.volumes:
-        shutil.rmtree(cluster.volumes / name, ignore_errors=True)
+    cluster.kubectl("delete", "namespace", name, "--ignore-not-found", "--timeout=180s")
+    cluster.drop_volumes(name)
+    log = cluster.kubectl("logs", *OPERATOR, "--tail=-1", f"--since-time={begin}", check=False)
+    complaints = [line for line in log.splitlines() if "Traceback" in line or "inconsistenc" in line]
+    assert not complaints, f"the operator's log: {complaints}"
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,6 +1,7 @@
 """A cluster whose pods really run, with the operator in it."""
 
 import json
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from control_plane import Cluster
 
 CHART = Path(__file__).parents[1] / "charts" / "rlhf-operator"
 OPERATOR_NAMESPACE = RELEASE = "rlhf-operator"
+OPERATOR = ("-n", OPERATOR_NAMESPACE, "-l", "app.kubernetes.io/component=operator")
+"""Arguments of kubectl that choose the operator's pods."""
 OWNER = "e2e.rlhf-operator.io/namespace"
 """Label of what is outside a test's namespace and goes with it."""
 NODE_VOLUMES = Path("/volumes")
@@ -35,6 +38,7 @@ class LiveCluster(Cluster):
         images: What is tested.
         volumes: Folder of this machine that all nodes share; none on a cluster that is not kind's.
         storage_class: Class of claims where there is no such folder; none for the cluster's default.
+        engine: Program whose containers kind's nodes are; none on a cluster that is not kind's.
     """
 
     def __init__(self, kubeconfig: Path, folder: Path, programs: dict[str, Path], images: Images) -> None:
@@ -43,6 +47,7 @@ class LiveCluster(Cluster):
         self.images = images
         self.volumes: Path | None = None
         self.storage_class: str | None = None
+        self.engine: str | None = None
 
     def helm(self, *arguments: str | Path) -> str:
         """Runs helm as the administrator, in the operator's namespace.
@@ -70,7 +75,7 @@ class LiveCluster(Cluster):
         """Whether helm knows of the operator here."""
         return RELEASE in json.loads(self.helm("list", "--short", "--output=json"))
 
-    def install_operator(self, **settings: str) -> None:
+    def install_operator(self, **settings: float) -> None:
         """Installs the chart, or upgrades it, and waits until the operator is ready.
 
         Args:
@@ -88,6 +93,28 @@ class LiveCluster(Cluster):
         file.write_text(json.dumps(values))
         patience = ("--wait", "--timeout=5m")
         self.helm("upgrade", "--install", "--create-namespace", *patience, f"--values={file}", RELEASE, CHART)
+
+    @property
+    def answers(self) -> bool:
+        """Whether the API server does."""
+        return self.kubectl("get", "--raw", "/readyz", check=False) == "ok"
+
+    def nodes_of(self, role: str) -> list[str]:
+        """Names of kind's nodes: of the `control-plane`, or each `worker`."""
+        nodes = self.kubectl("get", "nodes", "-l", "kubernetes.io/hostname", "-o", "name").split()
+        names = [name.removeprefix("node/") for name in nodes if "kwok" not in name]
+        return [name for name in names if ("control-plane" in name) == (role == "control-plane")]
+
+    def on_node(self, node: str, script: str) -> str:
+        """Runs a script on one of kind's nodes as root.
+
+        Raises:
+            RuntimeError: When it fails, with what it said.
+        """
+        done = subprocess.run([str(self.engine), "exec", node, "bash", "-ec", script], capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"node {node}: {script}: {done.stderr.strip() or done.stdout.strip()}")
+        return done.stdout.strip()
 
     def create(self, *manifests: Json, namespace: str) -> None:
         """Applies manifests in a namespace."""
@@ -120,32 +147,52 @@ class LiveCluster(Cluster):
             time.sleep(1)
         return found
 
-    def claim(self, namespace: str, name: str = "checkpoints", size: str = "5Gi") -> None:
-        """Makes a claim of a volume that pods on all nodes may write at once; it goes with the test's namespace."""
-        spec: Json = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": size}}}
+    def claim(self, namespace: str, name: str = "checkpoints", megabytes: int | None = None) -> None:
+        """Makes a claim of a volume that pods on all nodes may write at once; it goes with the test's namespace.
+
+        Args:
+            namespace: The test's namespace.
+            name: Name of the claim.
+            megabytes: Size of a volume that can be filled, which is in one node's memory: all pods that have it are
+                there. On kind alone.
+        """
+        spec: Json = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
         if self.volumes:
             (self.volumes / namespace / name).mkdir(parents=True)
-            self.create(_shared_volume(namespace, name, size), namespace=namespace)
+            node = None
+            if megabytes:
+                node = self.nodes_of("worker")[0]
+                self.on_node(node, f"mount -t tmpfs -o size={megabytes}m tmpfs {NODE_VOLUMES / namespace / name}")
+            self.create(_shared_volume(namespace, name, node), namespace=namespace)
             spec |= {"storageClassName": "", "volumeName": f"{namespace}-{name}"}
         elif self.storage_class:
             spec["storageClassName"] = self.storage_class
         claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": spec}
         self.create(claim, namespace=namespace)
 
+    def drop_volumes(self, namespace: str) -> None:
+        """Removes the volumes of a namespace that is gone, and what is in them."""
+        self.kubectl("delete", "persistentvolume", "-l", f"{OWNER}={namespace}")
+        if self.volumes:
+            for node in self.nodes_of("worker"):
+                self.on_node(node, f"umount {NODE_VOLUMES / namespace}/* 2>/dev/null || true")
+            shutil.rmtree(self.volumes / namespace, ignore_errors=True)
 
-def _shared_volume(namespace: str, name: str, size: str) -> Json:
-    """A folder of all nodes as a volume. `local`, unlike `hostPath`, is given to a pod's fsGroup."""
-    any_node = {"key": "kubernetes.io/os", "operator": "In", "values": ["linux"]}
+
+def _shared_volume(namespace: str, name: str, node: str | None) -> Json:
+    """A folder of all nodes, or of one, as a volume. `local`, unlike `hostPath`, is given to a pod's fsGroup."""
+    where = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}
+    anywhere = {"key": "kubernetes.io/os", "operator": "In", "values": ["linux"]}
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolume",
         "metadata": {"name": f"{namespace}-{name}", "labels": {OWNER: namespace}},
         "spec": {
             "accessModes": ["ReadWriteMany"],
-            "capacity": {"storage": size},
+            "capacity": {"storage": "1Gi"},
             "claimRef": {"namespace": namespace, "name": name},
             "persistentVolumeReclaimPolicy": "Retain",
             "local": {"path": str(NODE_VOLUMES / namespace / name)},
-            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [any_node]}]}},
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [where if node else anywhere]}]}},
         },
     }

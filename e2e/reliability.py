@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-FAULTS = (
+ORDER = (
     *("head pod killed", "policy worker pod killed", "rollout pod killed", "driver killed"),
     *("operator killed during training", "operator killed during apply", "two operators by mistake"),
     *("out of memory", "API server restarted", "job API unreachable for 30 s", "job API unreachable for ever"),
@@ -24,44 +24,47 @@ ROOT = Path(__file__).parents[1]
 SEEN = ROOT / "build" / "e2e" / "faults.jsonl"
 INTRODUCTION = """# What was done to jobs, and what they did
 
-Each fault was injected while examples/02-disaggregated.yaml trained in real pods, with a checkpoint every 4 steps, on
-kind with KubeRay and two cores. `make e2e` does it again; `python e2e/reliability.py` makes this page of what it saw.
-The time goes from the fault to when the condition Training holds again.
+Each fault was injected into real pods on kind with KubeRay and two cores: most of them while
+examples/02-disaggregated.yaml trained with a checkpoint every 4 steps. `make e2e-faults` does all of it again;
+`python e2e/reliability.py` makes this page of what it saw. The time goes from the fault to the outcome.
 
 """
-HEAD = "| fault | what the job's status says | trains again after | steps repeated | seen at |"
+HEAD = "| fault | what the job's status says | outcome | after | steps repeated | seen at |"
 
 
-def record(fault: str, told: str, seconds: float, repeated: int) -> None:
+def record(fault: str, told: str, outcome: str, seconds: float, repeated: int = 0) -> None:
     """Keeps what a fault did to a job.
 
     Args:
         fault: What was done.
         told: What the job's status said of it.
-        seconds: Until the job trained again.
+        outcome: What came of it.
+        seconds: From the fault until that.
         repeated: Steps that were trained twice.
     """
+    if fault not in ORDER:
+        raise ValueError(f"got the fault {fault!r}; expected one of reliability.ORDER")
     command = ["git", "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-    row = {"fault": fault, "told": told, "seconds": round(seconds), "repeated": repeated, "commit": commit}
+    row = {"fault": fault, "told": told, "outcome": outcome, "seconds": round(seconds), "repeated": repeated}
     SEEN.parent.mkdir(parents=True, exist_ok=True)
     with SEEN.open("a") as file:
-        file.write(json.dumps(row | {"date": datetime.now(UTC).strftime("%Y-%m-%d")}) + "\n")
+        file.write(json.dumps(row | {"seen": f"{commit}, {datetime.now(UTC):%Y-%m-%d}"}) + "\n")
 
 
 def page() -> str:
     """The page: of each fault the newest record, or that there is none."""
     lines = SEEN.read_text().splitlines() if SEEN.exists() else []
     seen = {row["fault"]: row for row in map(json.loads, lines)}
-    rows = [_row(fault, seen.get(fault)) for fault in FAULTS]
-    return "\n".join([INTRODUCTION + HEAD, "|" + " --- |" * 5, *rows]) + "\n"
+    rows = [_row(fault, seen.get(fault)) for fault in ORDER]
+    return "\n".join([INTRODUCTION + HEAD, "|" + " --- |" * 6, *rows]) + "\n"
 
 
 def _row(fault: str, row: dict[str, Any] | None) -> str:
     if row is None:
-        return f"| {fault} | not run | | | |"
+        return f"| {fault} | not run | | | | |"
     told = textwrap.shorten(row["told"].replace("|", "\\|"), 200, placeholder=" ...")
-    return f"| {fault} | {told} | {row['seconds']} s | {row['repeated']} | {row['commit']}, {row['date']} |"
+    return f"| {fault} | {told} | {row['outcome']} | {row['seconds']} s | {row['repeated']} | {row['seen']} |"
 
 
 if __name__ == "__main__":

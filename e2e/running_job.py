@@ -1,11 +1,13 @@
 """A job that is followed from outside while something happens to it."""
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from live_cluster import Json, LiveCluster
 from manifests import CHECKPOINTS
+from rlhf_operator.manifests.security import CONTAINER_SECURITY, POD_SECURITY
 
 READER = "reader"
 
@@ -19,9 +21,9 @@ class RunningJob:
     name: str
 
     @classmethod
-    def start(cls, cluster: LiveCluster, namespace: str, manifest: Json) -> "RunningJob":
-        """Applies a job, with a claim for its checkpoints."""
-        cluster.claim(namespace)
+    def start(cls, cluster: LiveCluster, namespace: str, manifest: Json, megabytes: int | None = None) -> "RunningJob":
+        """Applies a job, with a claim for its checkpoints, of few megabytes if that is asked for."""
+        cluster.claim(namespace, megabytes=megabytes)
         cluster.create(manifest, namespace=namespace)
         return cls(cluster, namespace, manifest["metadata"]["name"])
 
@@ -50,14 +52,54 @@ class RunningJob:
         selector = f"rlhf-operator.io/job={self.name},ray.io/group={group}"
         return [pod["metadata"]["name"] for pod in self.cluster.items("pods", self.namespace, selector)]
 
+    def ready_time(self) -> str:
+        """When the last of its pods got ready."""
+        pods = self.cluster.items("pods", self.namespace, f"rlhf-operator.io/job={self.name}")
+        conditions = [condition for pod in pods for condition in pod["status"]["conditions"]]
+        return max(each["lastTransitionTime"] for each in conditions if each["type"] == "Ready")
+
     def kill_pods(self, group: str) -> None:
         """Ends the pods of a node pool as a lost node would: at once, without a word to their processes."""
         self.cluster.kubectl("delete", "pod", "-n", self.namespace, "--force", "--grace-period=0", *self.pods(group))
 
-    def run_in(self, group: str, script: str) -> str:
-        """Runs a script in Ray's container of a node pool's first pod."""
+    def node_of(self, group: str) -> str:
+        """Name of the node that a node pool's first pod is on."""
         [pod, *_] = self.pods(group)
-        return self.cluster.kubectl("exec", "-n", self.namespace, pod, "-c", "ray", "--", "bash", "-ec", script)
+        node: str = self.cluster.get("pod", pod, self.namespace)["spec"]["nodeName"]
+        return node
+
+    def run_in(self, group: str, script: str, check: bool = True) -> str:
+        """Runs a script in Ray's container of a node pool's first pod; with `check` it has to end well."""
+        [pod, *_] = self.pods(group)
+        command = ("exec", "-n", self.namespace, pod, "-c", "ray", "--", "bash", "-ec", script)
+        return self.cluster.kubectl(*command, check=check)
+
+    def delete(self) -> None:
+        """Deletes it, without a word to what it has made."""
+        self.cluster.kubectl("delete", "rlhf", self.name, "-n", self.namespace)
+
+    def suspend(self, suspended: bool) -> None:
+        """Asks for its suspension, or its resumption."""
+        patch = json.dumps({"spec": {"suspend": suspended}})
+        self.cluster.kubectl("patch", "rlhf", self.name, "-n", self.namespace, "--type=merge", "-p", patch)
+
+    def left(self) -> set[str]:
+        """What the operator and KubeRay have made in its namespace that is still there."""
+        kinds = "rayclusters,pods,configmaps,networkpolicies,secrets,services"
+        found = set(self.cluster.kubectl("get", kinds, "-n", self.namespace, "-o", "name").split())
+        return found - {"configmap/kube-root-ca.crt", f"pod/{READER}"}
+
+    def wait_until_gone(self, seconds: float) -> None:
+        """Waits until nothing is left of what was made for it.
+
+        Raises:
+            TimeoutError: When the time is over, with what is left.
+        """
+        end = time.monotonic() + seconds
+        while left := self.left():
+            if time.monotonic() > end:
+                raise TimeoutError(f"{self.name}: after {seconds:.0f} s there is still {', '.join(sorted(left))}")
+            time.sleep(1)
 
     def metrics(self) -> list[Json]:
         """Its rows of metrics, read from the claim by a pod of its own."""
@@ -78,13 +120,12 @@ def reader(cluster: LiveCluster) -> Json:
         "name": "main",
         "image": cluster.images.runtime,
         "command": ["sleep", "infinity"],
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "securityContext": CONTAINER_SECURITY,
         "volumeMounts": [{"name": "checkpoints", "mountPath": CHECKPOINTS}],
     }
-    user = {"runAsNonRoot": True, "runAsUser": 1000, "runAsGroup": 1000, "fsGroup": 1000}
     spec: Json = {
         "terminationGracePeriodSeconds": 0,
-        "securityContext": user | {"seccompProfile": {"type": "RuntimeDefault"}},
+        "securityContext": POD_SECURITY,
         "containers": [container],
         "volumes": [{"name": "checkpoints", "persistentVolumeClaim": {"claimName": "checkpoints"}}],
     }

@@ -4,8 +4,9 @@ from typing import Any
 
 import yaml
 from live_cluster import LiveCluster
+from rlhf_operator.manifests.security import CONTAINER_SECURITY, POD_SECURITY
 
-# One pod a node, as the operator's are: under the restricted standard, with a group that volumes are given to.
+# One pod a node.
 POD = """
 apiVersion: v1
 kind: Pod
@@ -17,12 +18,9 @@ spec:
     podAntiAffinity:
       requiredDuringSchedulingIgnoredDuringExecution:
         - {topologyKey: kubernetes.io/hostname, labelSelector: {matchLabels: {apart: "yes"}}}
-  securityContext:
-    {runAsNonRoot: true, runAsUser: 1000, runAsGroup: 1000, fsGroup: 1000, seccompProfile: {type: RuntimeDefault}}
   containers:
     - name: main
       resources: {limits: {nvidia.com/gpu: 1}}
-      securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
       volumeMounts: [{name: checkpoints, mountPath: /checkpoints}]
   volumes:
     - {name: checkpoints, persistentVolumeClaim: {claimName: checkpoints}}
@@ -33,7 +31,12 @@ READ = "for _ in $(seq 300); do [[ -s /checkpoints/{0} ]] && break; sleep 1; don
 def pod(name: str, image: str, script: str) -> dict[str, Any]:
     made: dict[str, Any] = yaml.safe_load(POD)
     made["metadata"]["name"] = name
-    made["spec"]["containers"][0] |= {"image": image, "command": ["bash", "-ec", script]}
+    made["spec"]["securityContext"] = POD_SECURITY
+    made["spec"]["containers"][0] |= {
+        "image": image,
+        "command": ["bash", "-ec", script],
+        "securityContext": CONTAINER_SECURITY,
+    }
     return made
 
 

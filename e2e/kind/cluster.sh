@@ -15,6 +15,7 @@ images=$state/images
 log=$state/logs/up.log
 gpus=8
 workers=2
+declare -A path_of=()
 nodes=4096  # MiB that the nodes take without a job's image
 
 fail() { echo "cluster: $*" >&2; exit 1; }
@@ -40,7 +41,6 @@ find_engine() {
 
 programs() {
   local program path
-  declare -gA path_of
   while read -r program path; do path_of[$program]=$path; done < <("$here/build.sh" kind kubectl kuberay kwok registry)
   [[ -n ${path_of[registry]:-} ]] || fail "the programs were not built"
 }
@@ -147,12 +147,13 @@ down() {
 env() {
   programs
   exists || fail "there is no cluster. Fix: make cluster-up"
-  echo "export KUBECONFIG=$kubeconfig RLHF_E2E_VOLUMES=$state/volumes"
+  echo "export KUBECONFIG=$kubeconfig RLHF_E2E_VOLUMES=$state/volumes RLHF_E2E_ENGINE=$engine"
+  [[ -z ${CONTAINERS_CONF:-} ]] || echo "export CONTAINERS_CONF=$CONTAINERS_CONF"
   awk '{print "export RLHF_E2E_" ($1 ~ /operator/ ? "OPERATOR" : "RUNTIME") "_IMAGE=" $2}' "$images"
 }
 
 status() {
-  [[ -n ${path_of[kind]:-} ]] || programs
+  ((${#path_of[@]})) || programs
   exists || { echo "no cluster: make cluster-up"; exit 1; }
   kubectl get nodes -L gpu -o custom-columns='NODE:.metadata.name,GPU:.metadata.labels.gpu,GPUS:.status.allocatable.nvidia\.com/gpu,READY:.status.conditions[?(@.type=="Ready")].status'
   kubectl get deployments -A -o custom-columns='DEPLOYMENT:.metadata.name,READY:.status.readyReplicas'
