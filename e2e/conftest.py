@@ -1,16 +1,14 @@
 """A cluster whose pods run, with the operator in it, and a namespace a test. `e2e/run.sh` says which cluster."""
 
 import os
-import secrets
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import evidence
 import pytest
 from control_plane import build
-from live_cluster import OPERATOR, OPERATOR_NAMESPACE, RELEASE, Images, LiveCluster
+from live_cluster import OPERATOR_NAMESPACE, RELEASE, Images, LiveCluster
 
 OUT = Path(__file__).parents[1] / "build" / "e2e"
 
@@ -51,21 +49,9 @@ def cluster() -> Iterator[LiveCluster]:
 
 @pytest.fixture
 def namespace(cluster: LiveCluster) -> Iterator[str]:
-    """A namespace of the test's own under the `restricted` standard; it is gone when the test is over.
-
-    Whatever the test does, the operator's log is to have no traceback, and no word of status that was pruned.
-    """
-    name = f"e2e-{secrets.token_hex(4)}"
-    begin = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    cluster.kubectl("create", "namespace", name)
-    cluster.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
-    yield name
-    # Waited for, as the next test needs what this one's pods hold.
-    cluster.kubectl("delete", "namespace", name, "--ignore-not-found", "--timeout=180s")
-    cluster.drop_volumes(name)
-    log = cluster.kubectl("logs", *OPERATOR, "--tail=-1", f"--since-time={begin}", check=False)
-    complaints = [line for line in log.splitlines() if "Traceback" in line or "inconsistenc" in line]
-    assert not complaints, f"the operator's log: {complaints}"
+    """A namespace of the test's own, which is gone when the test is over."""
+    with cluster.new_namespace() as name:
+        yield name
 
 
 @pytest.hookimpl(wrapper=True)
@@ -73,8 +59,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     """Keeps what a cluster knows of a failed test, before its namespace goes."""
     report = yield
     given: dict[str, Any] = getattr(item, "funcargs", {})
-    if report.failed and call.when in ("setup", "call") and {"cluster", "namespace"} <= given.keys():
+    namespace = given.get("namespace") or getattr(given.get("job"), "namespace", None)
+    if report.failed and call.when in ("setup", "call") and "cluster" in given and namespace:
         folder = OUT / item.name
-        evidence.collect(given["cluster"], given["namespace"], folder)
+        evidence.collect(given["cluster"], namespace, folder)
         report.sections.append(("evidence", f"What the cluster knows of it is in {folder}"))
     return report

@@ -1,11 +1,14 @@
 """A cluster whose pods really run, with the operator in it."""
 
 import json
+import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -170,8 +173,25 @@ class LiveCluster(Cluster):
         claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": spec}
         self.create(claim, namespace=namespace)
 
-    def drop_volumes(self, namespace: str) -> None:
-        """Removes the volumes of a namespace that is gone, and what is in them."""
+    @contextmanager
+    def new_namespace(self) -> Iterator[str]:
+        """A namespace under the `restricted` standard; it is gone, with its volumes, when the context ends.
+
+        Whatever happens there, the operator's log is to have no traceback, and no word of a status that was pruned.
+        """
+        name = f"e2e-{secrets.token_hex(4)}"
+        begin = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        self.kubectl("create", "namespace", name)
+        self.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
+        yield name
+        # Waited for, as the next test needs what this one's pods hold.
+        self.kubectl("delete", "namespace", name, "--ignore-not-found", "--timeout=180s")
+        self._drop_volumes(name)
+        log = self.kubectl("logs", *OPERATOR, "--tail=-1", f"--since-time={begin}", check=False)
+        complaints = [line for line in log.splitlines() if "Traceback" in line or "inconsistenc" in line]
+        assert not complaints, f"the operator's log: {complaints}"
+
+    def _drop_volumes(self, namespace: str) -> None:
         self.kubectl("delete", "persistentvolume", "-l", f"{OWNER}={namespace}")
         if self.volumes:
             for node in self.nodes_of("worker"):

@@ -47,6 +47,10 @@ class RunningJob:
         """Waits until it has succeeded or failed."""
         return self.wait("end", lambda status: status.get("phase") in ("Succeeded", "Failed"), seconds)
 
+    def all_pods(self) -> list[Json]:
+        """Its pods."""
+        return self.cluster.items("pods", self.namespace, f"rlhf-operator.io/job={self.name}")
+
     def pods(self, group: str) -> list[str]:
         """Names of its pods of a node pool; those of the head are `headgroup`."""
         selector = f"rlhf-operator.io/job={self.name},ray.io/group={group}"
@@ -54,8 +58,7 @@ class RunningJob:
 
     def ready_time(self) -> str:
         """When the last of its pods got ready."""
-        pods = self.cluster.items("pods", self.namespace, f"rlhf-operator.io/job={self.name}")
-        conditions = [condition for pod in pods for condition in pod["status"]["conditions"]]
+        conditions = [condition for pod in self.all_pods() for condition in pod["status"]["conditions"]]
         return max(each["lastTransitionTime"] for each in conditions if each["type"] == "Ready")
 
     def kill_pods(self, group: str) -> None:
