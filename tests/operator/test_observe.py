@@ -61,8 +61,9 @@ def test_who_controls_a_cluster_is_its_owner():
     assert ray_cluster().owner is None
 
 
-def pod(name="p", group="train", **status):
-    return pod_view({"metadata": {"name": name, "labels": {"ray.io/group": group}}, "status": status})
+def pod(name="p", group="train", restarts="Always", **status):
+    meta = {"name": name, "labels": {"ray.io/group": group}}
+    return pod_view({"metadata": meta, "spec": {"restartPolicy": restarts}, "status": status})
 
 
 def waiting(reason, message=""):
@@ -95,6 +96,20 @@ def waiting(reason, message=""):
             "OOMKilled, exit code 137",
         ),
         ({"phase": "Failed", "reason": "Evicted", "message": "low on memory"}, "Evicted: low on memory"),
+        (
+            {
+                "phase": "Failed",
+                "initContainerStatuses": [
+                    {
+                        "name": "fetch",
+                        "state": {"terminated": {"reason": "Error", "exitCode": 3, "message": "no DNS"}},
+                    }
+                ],
+                "containerStatuses": [{"name": "ray", "state": {"waiting": {"reason": "PodInitializing"}}}],
+            },
+            "init container `fetch`: Error, exit code 3: no DNS",
+        ),
+        ({"phase": "Failed"}, "Failed: the pod failed"),
     ],
 )
 def test_a_pod_tells_why_it_does_not_run(status, trouble):
@@ -110,7 +125,18 @@ def test_a_container_that_is_tried_again_and_again_tells_the_same_each_time():
     ended = {"reason": "Error", "exitCode": 3}
     pausing = waiting("CrashLoopBackOff", "back-off 40s")[0] | {"lastState": {"terminated": ended}}
     dead = {"name": "ray", "state": {"terminated": ended}}
-    assert pod(containerStatuses=[pausing]).trouble == pod(containerStatuses=[dead]).trouble
+    again = {"name": "ray", "state": {"running": {}}, "lastState": {"terminated": ended}, "ready": False}
+    told = {pod(containerStatuses=[container]).trouble for container in (pausing, dead, again)}
+    assert told == {"container `ray`: Error, exit code 3"}
+    assert pod(containerStatuses=[again | {"ready": True}]).trouble is None
+    assert pod(initContainerStatuses=[again | {"state": {"terminated": {"exitCode": 0}}}]).trouble is None
+
+
+def test_a_pod_has_ended_when_its_own_containers_did_it_and_none_of_them_starts_again():
+    assert pod(restarts="Never", phase="Failed").ended
+    assert not pod(restarts="Never", phase="Failed", reason="Evicted").ended
+    assert not pod(phase="Failed").ended
+    assert not pod(restarts="Never", phase="Pending").ended
 
 
 def test_a_pod_that_starts_or_runs_has_no_trouble():

@@ -1,6 +1,6 @@
 """How long a job may take."""
 
-from operator_values import at, condition, status, terms
+from operator_values import at, condition, failure, status, terms
 from rlhf_operator.policies.deadlines import deadlines
 
 WAITS = condition("Training", False)
@@ -37,3 +37,12 @@ def test_the_message_says_what_was_waited_for():
     (deadline,) = deadlines(terms(pre_running_deadline_seconds=1), told, at(5))
     assert "preRunningDeadlineSeconds of 1" in deadline.message
     assert "ErrImagePull" in deadline.message
+
+
+def test_the_message_says_what_ended_the_last_try_unless_the_wait_tells_it():
+    def message(waits):
+        told = status(WAITS, condition("ClusterReady", False, message=waits), failures=[failure()])
+        return next(deadlines(terms(pre_running_deadline_seconds=1), told, at(5))).message
+
+    assert message("RayCluster a is going.").endswith("RayCluster a is going. Before that, R: m")
+    assert message("The last one ended with R: m").endswith("ended with R: m")

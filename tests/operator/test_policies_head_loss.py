@@ -2,7 +2,7 @@
 
 import pytest
 from operator_values import at, cluster, condition, status
-from rlhf_operator.observe import DriverView
+from rlhf_operator.observe import DriverView, PodView
 from rlhf_operator.policies.head_loss import loss
 
 READY = status(
@@ -14,8 +14,8 @@ READY = status(
 NO_HEAD = {"conditions": {"HeadPodReady": False}, "head_reason": "HeadPodNotFound"}
 
 
-def reason(told, seen, driver=None, seconds=0.0):
-    found = loss(told, seen, driver, at(seconds), patience_seconds=300)
+def reason(told, seen, driver=None, seconds=0.0, pods=()):
+    found = loss(told, seen, driver, at(seconds), patience_seconds=300, pods=pods)
     return found and found.reason
 
 
@@ -53,3 +53,11 @@ def test_a_job_api_that_is_away_is_waited_for_so_long_and_no_longer():
     away = READY.model_copy(update={"unreachable_since": "2026-01-01T00:00:00Z"})
     assert reason(away, cluster(), DriverView("unreachable"), 299) is None
     assert reason(away, cluster(), DriverView("unreachable"), 300) == "JobApiUnreachable"
+
+
+def test_a_cluster_whose_pod_ended_before_it_was_whole_is_given_up():
+    pods = [PodView("w", "train", False, None), PodView("h", "headgroup", False, "Error, exit code 3", ended=True)]
+    starting = cluster({"HeadPodReady": False, "RayClusterProvisioned": False})
+    assert reason(READY, starting, pods=pods) == "PodFailed"
+    assert reason(READY, starting, pods=pods[:1]) is None
+    assert reason(READY, cluster({"HeadPodReady": False}), pods=pods) is None

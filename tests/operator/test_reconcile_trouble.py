@@ -319,3 +319,25 @@ def test_why_an_action_was_refused_is_told_though_another_wrote_in_between(world
         with pytest.raises(expected):
             world.pass_over()
     assert "exceeded quota" in world.condition("ClusterReady")[2]
+
+
+def test_a_pod_that_ends_whenever_it_is_made_costs_few_clusters_and_why_is_told():
+    world = World()
+    world.submit(preRunningDeadlineSeconds=60)
+    ended = {"terminated": {"reason": "Error", "exitCode": 3, "message": "no weights"}}
+    broken = {"phase": "Failed", "initContainerStatuses": [{"name": "fetch", "state": ended}]}
+    why, made = "init container `fetch`: Error, exit code 3: no weights", set()
+    for seconds in range(0, 66, 2):
+        world.later(2)
+        for name in world.clusters():
+            made.add(name)
+            labels = {"ray.io/cluster": name, "ray.io/group": "headgroup"}
+            meta = {"name": f"{name}-head", "labels": labels}
+            world.kube.put(PODS, {"metadata": meta, "spec": {"restartPolicy": "Never"}, "status": broken})
+        if seconds == 10:
+            assert world.condition("Training")[1] == "BackingOff"
+            assert why in world.condition("Training")[2]
+    assert made == {"math-1", "math-2", "math-3"}
+    assert world.condition("Failed")[1] == "PreRunningDeadlineExceeded"
+    assert why in world.condition("Failed")[2]
+    assert world.clusters() == []

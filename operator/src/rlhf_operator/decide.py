@@ -141,7 +141,8 @@ def _lost(draft: Draft) -> bool:
         draft.set(unreachable_since=(status.unreachable_since or format_time(seen.now)) if away else None)
     if status.ray_cluster is None:
         return False
-    lost = loss(draft.status, seen.ours, seen.driver, seen.now, draft.patience.job_api_seconds)
+    patience = draft.patience.job_api_seconds
+    lost = loss(draft.status, seen.ours, seen.driver, seen.now, patience, seen.pods or ())
     if lost is None:
         return False
     draft.count("Infrastructure", lost.reason, lost.message)

@@ -131,6 +131,8 @@ class PodView:
     ready: bool
     trouble: str | None
     """Why it does not run, in Kubernetes' words; None where it runs, or merely starts."""
+    ended: bool = False
+    """Whether a container of its own ended it for good: another pod takes its place, which may end as it did."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +220,7 @@ def _ray_condition(condition: Object) -> RayCondition:
 
 def pod_view(obj: Object) -> PodView:
     """A pod, and why it does not run."""
-    meta, status = obj["metadata"], obj.get("status") or {}
+    meta, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
     conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
     ready = conditions.get("Ready", {}).get("status") == "True" and "deletionTimestamp" not in meta
     return PodView(
@@ -226,6 +228,7 @@ def pod_view(obj: Object) -> PodView:
         group=(meta.get("labels") or {}).get(GROUP_LABEL, ""),
         ready=ready,
         trouble=None if ready else _trouble(status, conditions),
+        ended=status.get("phase") == "Failed" and not status.get("reason") and spec.get("restartPolicy") == "Never",
     )
 
 
@@ -236,39 +239,39 @@ CRASHED, PULL_BACK_OFF, PULL_ERROR = "CrashLoopBackOff", "ImagePullBackOff", "Er
 
 
 def _trouble(status: Object, conditions: Mapping[str, Object]) -> str | None:
-    """The first thing that keeps a pod from running: its scheduling, its init containers, its containers."""
-    scheduled = conditions.get("PodScheduled", {})
+    """The first thing that keeps a pod from running: its scheduling, an eviction, one of its containers."""
+    scheduled, failed = conditions.get("PodScheduled", {}), status.get("phase") == "Failed"
     if scheduled.get("status") == "False":
         return f"{scheduled.get('reason', 'Unschedulable')}: {scheduled.get('message', '')}"
-    if status.get("phase") == "Failed":
-        return f"{status.get('reason') or 'Failed'}: {status.get('message') or _first_end(status) or 'the pod failed'}"
+    if failed and status.get("reason"):
+        return f"{status['reason']}: {status.get('message', '')}".rstrip(": ")
     for kind, what in (("initContainerStatuses", "init container"), ("containerStatuses", "container")):
         for container in status.get(kind) or ():
             trouble = _container_trouble(container)
             if trouble:
                 return f"{what} `{container['name']}`: {trouble}"
-    return None
+    return f"Failed: {status.get('message') or 'the pod failed'}" if failed else None
 
 
 def _container_trouble(container: Object) -> str | None:
-    """Why a container does not run, in the same words at each of its tries: the status would change for ever else."""
-    waiting, last = container.get("state", {}).get("waiting"), container.get("lastState", {}).get("terminated")
-    ended = container.get("state", {}).get("terminated")
-    if waiting and waiting.get("reason") == CRASHED and last:
-        return _end(last)
-    if waiting and waiting.get("reason", "") not in STARTING:
+    """Why a container does not run, in the same words through all its tries: the status would change for ever else."""
+    state, last = container.get("state") or {}, (container.get("lastState") or {}).get("terminated")
+    waiting, ended = state.get("waiting"), state.get("terminated")
+    pauses = waiting is not None and waiting.get("reason") == CRASHED and last is not None
+    if waiting and waiting.get("reason", "") not in STARTING and not pauses:
         reason, message = waiting["reason"], waiting.get("message", "")
         if reason == PULL_BACK_OFF and PULL_ERROR in message:
             reason, message = PULL_ERROR, message.partition(f"{PULL_ERROR}: ")[2]
         return f"{reason}: {message}".rstrip(": ")
-    if ended and ended.get("exitCode", 0) != 0:
-        return _end(ended)
+    if ended:
+        return _end(ended) if _is_error(ended) else None
+    if last and (pauses or _is_error(last)) and not container.get("ready"):
+        return _end(last)
     return None
 
 
-def _first_end(status: Object) -> str | None:
-    ends = [(container.get("state") or {}).get("terminated") for container in status.get("containerStatuses") or ()]
-    return next((_end(end) for end in ends if end and end.get("exitCode", 0) != 0), None)
+def _is_error(ended: Object) -> bool:
+    return bool(ended.get("exitCode", 0))
 
 
 def _end(ended: Object) -> str:

@@ -49,7 +49,9 @@ def _seconds_since(time: str, now: datetime) -> float:
 
 
 def _obstacle(status: RLHFJobStatus) -> str:
-    """What it waited for last."""
+    """What it waited for last, and what ended its last try where that does not tell."""
     kind: ConditionType = "Training" if is_true(status, "ClusterReady") else "ClusterReady"
     condition = condition_of(status, kind)
-    return condition.message if condition else "it waited for its cluster."
+    told = condition.message if condition else "it waited for its cluster."
+    last = status.failures[-1] if status.failures else None
+    return told if last is None or last.message in told else f"{told} Before that, {last.reason}: {last.message}"
