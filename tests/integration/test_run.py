@@ -63,6 +63,8 @@ def test_the_run_folder_holds_what_was_promised(trained) -> None:
     assert (folder / "model" / "model.safetensors").exists()
     assert yaml.load((folder / "job.yaml").read_text())["spec"]["placement"]["groups"]
     assert {sample["step"] for sample in trained.samples} == set(range(1, 21))
+    said = trained.text.partition("Run folder: ")[2].splitlines()
+    assert (folder / "driver.log").read_text().splitlines()[1:] == said[1:]
 
 
 def test_the_last_line_is_the_summary(trained) -> None:

@@ -102,6 +102,28 @@ def test_a_job_without_a_log_says_why(driver, status, said):
     assert said in result.stderr
 
 
+STORAGE = [{"name": "kept", "persistentVolumeClaim": "team-checkpoints", "mountPath": "/checkpoints"}]
+KEPT = "job/run/driver.log on PersistentVolumeClaim team-checkpoints, which pods see as /checkpoints/job/run/driver.log"
+
+
+@pytest.mark.parametrize("follow", [(), ("-f",)], ids=["once", "follow"])
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"storage": STORAGE, "checkpoint": {"path": "/checkpoints/job"}}, KEPT),
+        ({"storage": STORAGE}, "`checkpoint` on a storage keeps the next job's"),
+        ({}, "The log went with the RayCluster"),
+    ],
+    ids=["on a claim", "no checkpoints", "no storage"],
+)
+def test_a_log_whose_cluster_is_gone_is_told_where_it_is(driver, manifest, spec, said, follow):
+    job = job_with(cluster=1, tries=2, **DONE)
+    driver.objects[f"{JOBS}/job"] = job | {"spec": manifest["spec"] | spec}
+    result = rlhf("logs", *follow, "job")
+    assert (result.exit_code, result.stdout) == (0 if follow else 1, "")
+    assert said in result.stderr
+
+
 def test_a_driver_that_has_not_started_has_no_log_yet(driver, monkeypatch):
     monkeypatch.setattr(api_server_double, "NODE", None)
     assert "its driver has not started" in rlhf("logs", "job").stderr

@@ -56,7 +56,7 @@ def test_checkpoints_that_would_go_with_their_pod_are_refused(cluster_manifest, 
 def test_the_run_folder_lies_beside_the_checkpoints(cluster_manifest):
     without = plan_cluster(RLHFJob.parse(cluster_manifest))
     assert without.config.run_dir == "/rlhf/runs/job"
-    assert "the trained model goes with the cluster" in "\n".join(without.notes)
+    assert "model and log go with the cluster" in "\n".join(without.notes)
     cluster_manifest["spec"] |= {"checkpoint": {"path": "/checkpoints/a/"}, "storage": STORAGE}
     made = plan_cluster(RLHFJob.parse(cluster_manifest))
     assert made.config.run_dir == "/checkpoints/a/run"

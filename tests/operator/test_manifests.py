@@ -281,9 +281,10 @@ def test_names_stay_within_what_kuberay_allows(cluster_manifest, rendered):
     assert all(len(value) <= 63 for value in labels.values())
 
 
-def test_the_driver_is_told_whether_there_may_be_checkpoints():
-    assert entrypoint(resume=False) == "python -m rlhf_runtime /etc/rlhf/runtime.json"
-    assert entrypoint(resume=True) == "python -m rlhf_runtime /etc/rlhf/runtime.json --resume"
+def test_the_driver_is_told_its_try_and_whether_there_may_be_checkpoints():
+    driver = "python -m rlhf_runtime /etc/rlhf/runtime.json --try math-1-2"
+    assert entrypoint("math-1-2", resume=False) == driver
+    assert entrypoint("math-1-2", resume=True) == f"{driver} --resume"
 
 
 def test_what_a_config_map_cannot_hold_is_refused_by_name(cluster_manifest):

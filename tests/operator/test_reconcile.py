@@ -21,6 +21,8 @@ from rlhf_operator.observe import DriverView
 from rlhf_operator.store import keep_job
 from rlhf_operator.work_queue import RetrySoon
 
+DRIVER = "python -m rlhf_runtime /etc/rlhf/runtime.json"
+
 
 @pytest.fixture
 def world() -> World:
@@ -40,7 +42,7 @@ def test_a_job_becomes_a_cluster_that_trains_and_goes(world):
     assert (world.clusters(), world.status()["phase"]) == (["math-1"], "Provisioning")
     assert world.rays.submitted == [], "submitted before the cluster was ready"
     world.train()
-    assert world.rays.submitted == [("math-1-1", "python -m rlhf_runtime /etc/rlhf/runtime.json")]
+    assert world.rays.submitted == [("math-1-1", f"{DRIVER} --try math-1-1")]
     assert world.status()["phase"] == "Training"
     assert world.status()["poolSummary"] == "train 2/2, rollout 1/1"
     world.rays.set("math-1-1", DriverView("succeeded"))
@@ -173,7 +175,7 @@ def test_a_program_that_fails_is_tried_again_on_the_same_cluster_until_its_limit
     fail(world, 1, message="boom")
     assert (world.status()["phase"], world.condition("Training")[1]) == ("Restarting", "BackingOff")
     world.later(11)
-    assert world.rays.submitted[1] == ("math-1-2", "python -m rlhf_runtime /etc/rlhf/runtime.json --resume")
+    assert world.rays.submitted[1] == ("math-1-2", f"{DRIVER} --try math-1-2 --resume")
     assert (world.clusters(), world.status()["programFailures"]) == (["math-1"], 1)
     assert "infrastructureFailures" not in world.status()
     fail(world, 3)
@@ -214,7 +216,7 @@ def test_a_lost_head_takes_its_cluster_with_it_and_the_next_one_resumes():
     world.later(10)
     assert world.clusters() == ["math-2"]
     world.train()
-    assert world.rays.submitted[1] == ("math-2-1", "python -m rlhf_runtime /etc/rlhf/runtime.json --resume")
+    assert world.rays.submitted[1] == ("math-2-1", f"{DRIVER} --try math-2-1 --resume")
     world.set_cluster("math-2", ready=3, head=False, reason="HeadPodNotFound")
     world.settle()
     assert world.condition("Failed")[:2] == ("True", "BackoffLimitExceeded")

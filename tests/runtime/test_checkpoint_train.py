@@ -9,6 +9,7 @@ from rlhf_runtime.checkpoint.driver_state import write_metrics
 from rlhf_runtime.checkpoint.identity import trained_from
 from rlhf_runtime.checkpoint.manifest import Checkpoint, Manifest
 from rlhf_runtime.checkpoint.store import Found
+from rlhf_runtime.driver_log import DriverLog
 from rlhf_runtime.errors import InputError
 from rlhf_runtime.models import model_folder
 from rlhf_runtime.report import Report, sinks_of
@@ -44,7 +45,7 @@ def _no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_another_jobs_checkpoint_is_refused_before_anything_is_reported(config, found, tmp_path):
     with pytest.raises(InputError, match=r"^data\.prompts: got content \S+; expected content \S+, as in "):
-        trainer.train(config, PromptSets(PROMPTS * 2), Report(config, sinks_of(config)), found)
+        trainer.train(config, PromptSets(PROMPTS * 2), Report(config, sinks_of(config, DriverLog())), found)
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
@@ -54,7 +55,7 @@ def test_a_job_that_is_done_says_so(config, found, tmp_path, capsys, monkeypatch
     monkeypatch.setattr(trainer, "export_checkpoint", lambda checkpoint, folder: written.append(folder))
     if exported:
         (tmp_path / "model").mkdir()
-    report = Report(config, sinks_of(config))
+    report = Report(config, sinks_of(config, DriverLog()))
     trainer.train(config, PromptSets(PROMPTS), report, found)
     said = capsys.readouterr().out
     assert f"Nothing to train: {found.checkpoint.folder} is of step 12, and the job has 12" in said

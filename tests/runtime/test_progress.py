@@ -9,6 +9,7 @@ from contextlib import closing
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from rlhf_runtime.driver_log import DriverLog
 from rlhf_runtime.report import Report, StepRecord, sinks_of
 from rlhf_runtime.report.endpoint import HERE, ProgressEndpoint, ray_token
 
@@ -203,5 +204,5 @@ def test_a_port_that_is_taken_is_told_and_ends_no_run(make_config, caplog):
 )
 def test_others_than_this_machine_may_ask_on_a_cluster_alone(make_config, fields, address, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
-    made = [sink for sink in sinks_of(make_config(**fields)) if isinstance(sink, ProgressEndpoint)]
+    made = [sink for sink in sinks_of(make_config(**fields), DriverLog()) if isinstance(sink, ProgressEndpoint)]
     assert [(sink._address, sink._token) for sink in made] == ([(address, TOKEN)] if address else [])

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 from rich.console import Console
 from rlhf_api import RuntimeConfig
+from rlhf_runtime.driver_log import DriverLog
 from rlhf_runtime.errors import CheckpointError
 from rlhf_runtime.report import Report, Sample, StepRecord, sinks_of, summarize
 from rlhf_runtime.report.console import TerminalView, sparkline
@@ -63,7 +64,7 @@ def finished(make_config, tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished") / "run"
     config = make_config(runDir=str(folder), observability={"samplesPerStep": 2})
     with redirect_stdout(StringIO()) as output:
-        report = Report(config, sinks_of(config))
+        report = Report(config, sinks_of(config, DriverLog()))
         report.start()
         for step in range(1, 13):
             metrics = metrics_of(step, reward_mean=step / 10, value_loss=math.nan if step == 5 else 0.3)
@@ -151,7 +152,7 @@ def test_any_run_can_be_drawn(rows, tmp_path):
 
 def test_only_what_is_asked_for_is_written(make_config, tmp_path):
     config = make_config(runDir=str(tmp_path), observability={"samplesPerStep": 0, "tensorboard": False})
-    report = Report(config, sinks_of(config))
+    report = Report(config, sinks_of(config, DriverLog()))
     report.start()
     report.step(StepRecord(metrics_of(1), SAMPLES, []))
     report.close()
@@ -160,7 +161,7 @@ def test_only_what_is_asked_for_is_written(make_config, tmp_path):
 
 def test_lines_are_on_the_disk_before_the_next_step(make_config, tmp_path):
     config = make_config(runDir=str(tmp_path))
-    report = Report(config, sinks_of(config))
+    report = Report(config, sinks_of(config, DriverLog()))
     report.start()
     report.step(StepRecord(metrics_of(1), SAMPLES, []))
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["step"] == 1
@@ -169,7 +170,7 @@ def test_lines_are_on_the_disk_before_the_next_step(make_config, tmp_path):
 
 def test_a_run_without_a_step_says_so(make_config, tmp_path, capsys):
     config = make_config(runDir=str(tmp_path))
-    report = Report(config, sinks_of(config))
+    report = Report(config, sinks_of(config, DriverLog()))
     report.start()
     assert report.close().steps == 0
     assert "No step was finished (of 12)." in capsys.readouterr().out
@@ -178,7 +179,7 @@ def test_a_run_without_a_step_says_so(make_config, tmp_path, capsys):
 
 def test_a_full_disk_is_told_by_the_folder(make_config, tmp_path):
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
-    report = Report(make_config(runDir=str(tmp_path)), sinks_of(make_config(runDir=str(tmp_path))))
+    report = Report(make_config(runDir=str(tmp_path)), sinks_of(make_config(runDir=str(tmp_path)), DriverLog()))
     report.start()
     told = rf"^{tmp_path}: got `No space left on device` .* Fix: free space"
     with pytest.raises(CheckpointError, match=told):
@@ -316,11 +317,12 @@ def test_a_sparkline_fits_and_shows_its_highest_and_lowest(values):
 VIEW = """
 import json, signal, sys
 from rlhf_api import RuntimeConfig
+from rlhf_runtime.driver_log import DriverLog
 from rlhf_runtime.errors import CheckpointError
 from rlhf_runtime.report import Report, Sample, StepRecord, sinks_of
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell inherit that it is ignored
 config = RuntimeConfig.parse(json.loads(sys.argv[1]))
-report = Report(config, sinks_of(config))
+report = Report(config, sinks_of(config, DriverLog()))
 report.start()
 try:
     for step in range(1, 9):

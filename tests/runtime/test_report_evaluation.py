@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from matplotlib.image import imread
+from rlhf_runtime.driver_log import DriverLog
 from rlhf_runtime.report import Report, Sample, StepRecord, sinks_of, summarize
 from rlhf_runtime.report.curves import draw
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -30,7 +31,7 @@ def rows(evaluated: dict[int, float], start: float | None = 0.1, steps: int = 6)
 def told(make_config, tmp_path, capsys):
     """The folder of a run of 6 steps, evaluated after 3 and 6, and what was printed."""
     config = make_config(runDir=str(tmp_path), training=make_config().training.model_dump(by_alias=True) | {"steps": 6})
-    report = Report(config, sinks_of(config))
+    report = Report(config, sinks_of(config, DriverLog()))
     report.start()
     for line in rows({3: 0.25, 6: 0.5}):
         report.step(StepRecord(line, [TRAINED], [], [HELD_OUT] * ("eval/reward_mean" in line)))

@@ -39,7 +39,7 @@ def cluster_notes(spec: RLHFJobSpec) -> list[str]:
         if pool.memory is None
     ]
     if spec.checkpoint is None:
-        notes.append("spec.checkpoint was left out: every try starts anew, and the trained model goes with the cluster")
+        notes.append("spec.checkpoint was left out: every try starts anew, and model and log go with the cluster")
     return notes
 
 

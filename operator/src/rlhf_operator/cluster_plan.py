@@ -47,7 +47,7 @@ def plan_cluster(job: RLHFJob, default_image: str | None = None) -> ClusterPlan:
         fix = "add `image`, or give the operator a default"
         errors.insert(0, FieldError("spec.image", "nothing", "the runtime's image", fix))
     try:
-        plan = build_plan(job, _run_dir(job.metadata.name, spec), [CODE_DIR] if spec.code else [], here=False)
+        plan = build_plan(job, run_dir(job.metadata.name, spec), [CODE_DIR] if spec.code else [], here=False)
     except SpecError as error:
         raise SpecError([*errors, *error.errors]) from None
     if errors or not image:
@@ -56,7 +56,13 @@ def plan_cluster(job: RLHFJob, default_image: str | None = None) -> ClusterPlan:
     return ClusterPlan(full, image, plan.config, plan.groups, (*plan.notes, *cluster_notes(spec)))
 
 
-def _run_dir(name: str, spec: RLHFJobSpec) -> str:
+def run_dir(name: str, spec: RLHFJobSpec) -> str:
+    """The run folder of a job, as its pods see it.
+
+    Args:
+        name: the job's name.
+        spec: its spec.
+    """
     if spec.checkpoint and volume_of(spec.checkpoint.path, spec.storage):
         return posixpath.join(posixpath.normpath(spec.checkpoint.path), RUN_FOLDER)
     return f"{RUNS_DIR}/{name}"

@@ -179,7 +179,7 @@ class Reconciler:
         if cluster is None:
             raise RetrySoon
         head = await self._around.head(cluster, self._around.memory(job))
-        command = entrypoint(resume=(status.tries or 1) > 1)
+        command = entrypoint(submission_id, resume=(status.tries or 1) > 1)
         await self._around.rays.submit(head, submission_id, command, {JOB_LABEL: job.name})
 
     async def _announce(self, job: JobView, status: RLHFJobStatus, now: datetime) -> None:

@@ -15,14 +15,16 @@ import threading
 import traceback
 import warnings
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from rlhf_api import FieldError, RuntimeConfig, SpecError
 from rlhf_api.run_end import RunEnd
+from rlhf_api.runtime_config import DRIVER_LOG
 
+from rlhf_runtime.driver_log import DriverLog
 from rlhf_runtime.errors import RLHFError
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SHOW_CURSOR = b"\x1b[?25h"
 SHUTDOWN_SECONDS = 7
 """How long an interrupted run may take to end its workers and draw its curves."""
+LOG_SECONDS = 1
+"""How long one that is cut short waits for its log's storage."""
 
 
 @dataclass
@@ -42,6 +46,10 @@ class Run:
     """Once it was read."""
     report: "Report | None" = None
     """Once there is something to report."""
+    log: DriverLog = field(default_factory=DriverLog)
+    """Begun once the run folder is known to be this run's."""
+    name: str | None = None
+    """What this try of the job is called; by default as the job."""
 
     def last_line(self, end: RunEnd) -> str:
         """The summary of what was reported until now, with the run's end."""
@@ -93,8 +101,12 @@ class Interruption:
         try:
             if sys.stdout.isatty():
                 os.write(sys.stdout.fileno(), SHOW_CURSOR)
-            os.write(sys.stderr.fileno(), f"{self.end.message}\n".encode())
-            os.write(sys.stdout.fileno(), f"{self._run.last_line(self.end)}\n".encode())
+            message, last_line = f"{self.end.message}\n", f"{self._run.last_line(self.end)}\n"
+            os.write(sys.stderr.fileno(), message.encode())
+            os.write(sys.stdout.fileno(), last_line.encode())
+            kept = threading.Thread(target=self._run.log.write, args=(message + last_line,), daemon=True)
+            kept.start()
+            kept.join(LOG_SECONDS)  # its storage may be what took too long
         finally:
             os._exit(self.end.exit_code)
 
@@ -102,19 +114,20 @@ class Interruption:
 def main() -> int:
     """Train the config named on the command line and return the exit code."""
     arguments = _parse_arguments()
-    run = Run()
+    run = Run(name=arguments.name)
     interruption = Interruption(run)
-    try:
-        interruption.listen()
-        end = _end_of(arguments.config, run, arguments.resume)
-        interruption.ignore()
-    except KeyboardInterrupt:
-        end = interruption.end
-        print(end.message, file=sys.stderr)
-    if run.report:
-        end = end.model_copy(update={"progress": run.report.progress()})
-    if run.report or not sys.stdout.isatty():  # a person who mistyped has read it already
-        print(run.last_line(end), flush=True)
+    with run.log:
+        try:
+            interruption.listen()
+            end = _end_of(arguments.config, run, arguments.resume)
+            interruption.ignore()
+        except KeyboardInterrupt:
+            end = interruption.end
+            print(end.message, file=sys.stderr)
+        if run.report:
+            end = end.model_copy(update={"progress": run.report.progress()})
+        if run.report or not sys.stdout.isatty():  # a person who mistyped has read it already
+            print(f"{run.last_line(end)}\n", end="", flush=True)  # one piece, also in the log
     return end.exit_code
 
 
@@ -164,13 +177,14 @@ def _train(config: RuntimeConfig, run: Run) -> None:
     from rlhf_runtime.preflight import preflight
 
     with ExitStack() as ending:
-        found = find_checkpoint(config.checkpoint)
+        found = find_checkpoint(config.checkpoint)  # a folder with another run's checkpoints gets no line of this one
+        run.log.begin(Path(config.run_dir) / DRIVER_LOG, run.name or config.name)
         prompts = preflight(config, meanwhile=lambda: _start_ray(config, ending))
 
         from rlhf_runtime.report import Report, sinks_of
         from rlhf_runtime.trainer import train
 
-        run.report = Report(config, sinks_of(config))
+        run.report = Report(config, sinks_of(config, run.log))
         train(config, prompts, run.report, found)
 
 
@@ -197,6 +211,7 @@ def _parse_arguments() -> argparse.Namespace:
         "6 a checkpoint could not be written, 130 interrupted, 1 anything else.",
     )
     parser.add_argument("config", type=Path, help="the RuntimeConfig as JSON")
+    parser.add_argument("--try", dest="name", metavar="NAME", help=f"what this try is called in {DRIVER_LOG}")
     parser.add_argument("--resume", action="store_true", help="go on from checkpoints, if there are any")
     return parser.parse_args()
 

@@ -21,6 +21,9 @@ SCHEMA_VERSION = 1
 PROGRESS_PORT = 8090
 """Where the driver tells its progress: `/progress` as JSON, `/metrics` for Prometheus, `/healthz`."""
 
+DRIVER_LOG = "driver.log"
+"""File of the run folder with what the drivers of all tries wrote."""
+
 ModelRole = Literal["policy", "critic", "reference"]
 """A role that computes with a model of its own."""
 

@@ -5,6 +5,7 @@ import codecs
 import re
 from collections import deque
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -38,9 +39,11 @@ def logs(
         if follow:
             last = asyncio.run(_follow(cluster, name, job, tail))
             typer.echo(state_line(last), err=True)
+            _tell_where(name, last)
             raise typer.Exit(0 if outcome(last, "Succeeded") == "reached" else FAILED)
         if trouble := asyncio.run(_print(cluster, job, tail)):
             typer.echo(f"{name}: no log can be had now ({trouble}). {state_line(job)}", err=True)
+            _tell_where(name, job)
             raise typer.Exit(FAILED)
 
 
@@ -55,11 +58,28 @@ def try_of(job: Job | None) -> Try | None:
     return (cluster, submission_id(job["metadata"]["name"], status["cluster"], number)) if job and number else None
 
 
+def _tell_where(name: str, job: Job | None) -> None:
+    """Say where the log of a job is that has no RayCluster any more."""
+    from pydantic import ValidationError
+    from rlhf_api import RLHFJobSpec
+
+    from rlhf_operator.cli.kept_log import kept_log
+
+    if job is None or not _is_gone(job):
+        return
+    with suppress(ValidationError):  # a spec of another release, of which it is not known
+        typer.echo(kept_log(name, RLHFJobSpec.model_validate(job["spec"], by_alias=True, by_name=False)), err=True)
+
+
+def _is_gone(job: Job) -> bool:
+    """Whether a job had tries and has no RayCluster now."""
+    return try_of(job) is None and bool((job.get("status") or {}).get("tries"))
+
+
 async def _print(cluster: "Jobs", job: Job, tail: int | None) -> str | None:
     """Print the log of the newest try; why it cannot be had, if so."""
     if (newest := try_of(job)) is None:
-        tried = (job.get("status") or {}).get("tries")
-        return "the RayCluster of its last try is gone" if tried else "no driver was submitted yet"
+        return "the RayCluster of its last try is gone" if _is_gone(job) else "no driver was submitted yet"
     log = _Log(cluster, newest)
     await (log.print() if tail is None else log.print_last(tail))
     return log.trouble

@@ -20,7 +20,8 @@ def next_step(name: str, status: RLHFJobStatus) -> str:
             return f"mend the manifest as the message says, `rlhf delete {name}`, then `rlhf apply` it again."
         case "Failed":
             again = f"`rlhf delete {name}` and `rlhf apply` start it again, from {_start(status)}"
-            return f"`rlhf events {name}` says more; {again} where `checkpoint.resume` is set."
+            more = f"`rlhf events {name}` says more, and `rlhf logs {name}` where its log is"
+            return f"{more}; {again} where `checkpoint.resume` is set."
         case "Suspended":
             return f"`rlhf resume {name}` lets it go on from {_start(status)}."
         case "Training":

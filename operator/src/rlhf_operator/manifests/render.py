@@ -40,13 +40,14 @@ class Rendered:
         return self.objects[-1]
 
 
-def entrypoint(resume: bool) -> str:
+def entrypoint(submission_id: str, resume: bool) -> str:
     """Command line of the driver on the head, for Ray's job API.
 
     Args:
+        submission_id: Ray's id of this try.
         resume: an earlier try of this job may have left checkpoints to go on from.
     """
-    return f"{_DRIVER} --resume" if resume else _DRIVER
+    return f"{_DRIVER} --try {submission_id}{' --resume' if resume else ''}"
 
 
 def render(

@@ -4,11 +4,14 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TextIO, cast
 
+from rich.console import Console
 from rlhf_api import RuntimeConfig
 from rlhf_api.runtime_config import PROGRESS_PORT
 from rlhf_api.status import Progress
 
+from rlhf_runtime.driver_log import DriverLog
 from rlhf_runtime.errors import CheckpointError
 from rlhf_runtime.report.console import TerminalView
 from rlhf_runtime.report.curves import Curves
@@ -24,17 +27,22 @@ from rlhf_runtime.types import StepMetrics
 __all__ = ["Report", "Sample", "Sink", "StepRecord", "Summary", "sinks_of", "summarize"]
 
 
-def sinks_of(config: RuntimeConfig) -> list[Sink]:
+def sinks_of(config: RuntimeConfig, log: DriverLog) -> list[Sink]:
     """The sinks that a config asks for; files go into its run folder.
 
     They are closed in reverse: the curves, which take a second or two, keep nobody waiting for the rest.
+
+    Args:
+        config: The job.
+        log: It gets plain lines, also where a terminal has a live view.
     """
     folder = Path(config.run_dir)
     sinks: list[Sink] = [
         Curves(folder / "curves.png"),
         MetricsFile(folder / "metrics.jsonl"),
         Timeline(folder / "timeline.json"),
-        TerminalView(),
+        TerminalView(Console(file=log.screen)),
+        TerminalView(Console(file=cast(TextIO, log), force_terminal=False)),
     ]
     if config.observability.samples_per_step:
         sinks.append(SamplesFile(folder / "samples.jsonl"))

@@ -24,10 +24,10 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class TerminalView:
-    """Progress on `console`, standard output by default. Between steps it shows what the package logs."""
+    """Progress on `console`. Between steps it shows what the package logs."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console()
+    def __init__(self, console: Console) -> None:
+        self._console = console
         self._notes = _Notes(self._console)
         self._live: Live | None = None
         self._rows: list[StepMetrics] = []
