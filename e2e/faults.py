@@ -133,20 +133,23 @@ def empty_volume(job: RunningJob) -> None:
     job.in_reader(f"rm {CHECKPOINTS}/filler")
 
 
+REMOUNT = """
+for process in $(grep -l {pod} /proc/[0-9]*/cgroup | cut -d/ -f3); do
+  grep -q ' {path} ' /proc/$process/mountinfo || continue  # the pod's own pause
+  for _ in $(seq 100); do
+    nsenter --target $process --mount mount -o remount,bind,{how} {path} && exit
+    sleep 0.1
+  done
+done
+exit 1
+"""
+
+
 def remount(job: RunningJob, how: str) -> None:
     """Changes how the pod that writes checkpoints has their volume; not while it has a file of it open."""
-    job.cluster.on_node(
-        job.node_of("train"),
-        f"""
-        container=$(crictl ps -q --name ray --label io.kubernetes.pod.name={job.pods("train")[0]})
-        process=$(crictl inspect --output go-template --template '{{{{.info.pid}}}}' "$container")
-        for _ in $(seq 100); do
-          nsenter --target "$process" --mount mount -o remount,bind,{how} {CHECKPOINTS} && exit
-          sleep 0.1
-        done
-        exit 1
-        """,
-    )
+    [pod, *_] = job.pods("train")
+    uid = job.cluster.get("pod", pod, job.namespace)["metadata"]["uid"].replace("-", "_")
+    job.cluster.on_node(job.node_of("train"), REMOUNT.format(pod=f"pod{uid}", path=CHECKPOINTS, how=how))
 
 
 def with_operator_as_it_was(job: RunningJob) -> None:
@@ -170,12 +173,12 @@ FAULTS = SMOKE | {
     "policy worker pod killed": anywhere(lambda job: job.kill_pods("train"), "InfrastructureLost"),
     "out of memory": anywhere(take_all_memory, "InfrastructureLost"),
     "API server restarted": Fault(restart_api_server, None),
-    "job API unreachable for 30 s": anywhere(silence_job_api_for_a_while, None, steps=40),
+    "job API unreachable for 30 s": anywhere(silence_job_api_for_a_while, None, steps=60),
     "job API unreachable for ever": Fault(
-        silence_job_api_for_ever, "JobApiUnreachable", clusters=2, steps=48, undo=with_operator_as_it_was
+        silence_job_api_for_ever, "JobApiUnreachable", clusters=2, steps=100, undo=with_operator_as_it_was
     ),
     "node cordoned and drained": Fault(drain, "InfrastructureLost", undo=uncordon),
-    "kubelet stopped": Fault(stop_kubelet, None, steps=40, undo=start_kubelets),
+    "kubelet stopped": Fault(stop_kubelet, None, steps=80, undo=start_kubelets),
     "checkpoint volume full": Fault(fill_volume, "CheckpointFailed", kind="Program", mend=empty_volume, megabytes=64),
     "checkpoint volume read-only": Fault(
         lambda job: remount(job, "ro"), "CheckpointFailed", kind="Program", mend=lambda job: remount(job, "rw")
