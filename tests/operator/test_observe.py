@@ -133,10 +133,13 @@ def test_a_container_that_is_tried_again_and_again_tells_the_same_each_time():
 
 
 def test_a_pod_has_ended_when_its_own_containers_did_it_and_none_of_them_starts_again():
-    assert pod(restarts="Never", phase="Failed").ended
-    assert not pod(restarts="Never", phase="Failed", reason="Evicted").ended
-    assert not pod(phase="Failed").ended
-    assert not pod(restarts="Never", phase="Pending").ended
+    failed = [{"name": "ray", "state": {"terminated": {"reason": "Error", "exitCode": 3}}}]
+    assert pod(restarts="Never", phase="Pending", initContainerStatuses=failed).ended
+    assert pod(restarts="Never", phase="Failed", containerStatuses=failed).ended
+    assert not pod(restarts="Never", phase="Failed", reason="Evicted", containerStatuses=failed).ended
+    assert not pod(phase="Pending", initContainerStatuses=failed).ended
+    assert not pod(restarts="Never", phase="Running", containerStatuses=[failed[0] | {"name": "autoscaler"}]).ended
+    assert not pod(restarts="Never", phase="Pending", containerStatuses=waiting("ContainerCreating")).ended
 
 
 def test_a_pod_that_starts_or_runs_has_no_trouble():

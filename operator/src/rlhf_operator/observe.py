@@ -15,6 +15,7 @@ from rlhf_api.status import Progress, RLHFJobStatus
 
 from rlhf_operator.kuberay import GROUP_LABEL, HEAD_GROUP
 from rlhf_operator.manifests import CLUSTER_LABEL, JOB_LABEL
+from rlhf_operator.manifests.pods import CONTAINER
 
 Object = Mapping[str, Any]
 """A Kubernetes object."""
@@ -228,7 +229,7 @@ def pod_view(obj: Object) -> PodView:
         group=(meta.get("labels") or {}).get(GROUP_LABEL, ""),
         ready=ready,
         trouble=None if ready else _trouble(status, conditions),
-        ended=status.get("phase") == "Failed" and not status.get("reason") and spec.get("restartPolicy") == "Never",
+        ended=not ready and spec.get("restartPolicy") == "Never" and _has_ended(status),
     )
 
 
@@ -270,12 +271,20 @@ def _container_trouble(container: Object) -> str | None:
     return None
 
 
+def _has_ended(status: Object) -> bool:
+    """Whether an init container or Ray has failed, which shows before the phase does; not an eviction."""
+    containers = [each for each in status.get("containerStatuses") or () if each["name"] == CONTAINER]
+    containers += status.get("initContainerStatuses") or ()
+    ends = [(container.get("state") or {}).get("terminated") for container in containers]
+    return not status.get("reason") and any(ended and _is_error(ended) for ended in ends)
+
+
 def _is_error(ended: Object) -> bool:
     return bool(ended.get("exitCode", 0))
 
 
 def _end(ended: Object) -> str:
-    reason, message = ended.get("reason", "Error"), (ended.get("message") or "").strip()
+    reason, message = ended.get("reason", "Error"), " ".join((ended.get("message") or "").split())
     return f"{reason}, exit code {ended.get('exitCode')}" + (f": {message[-200:]}" if message else "")
 
 
