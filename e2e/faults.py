@@ -38,6 +38,8 @@ class Fault:
     """What the cluster needs afterwards; it comes last, whatever happened."""
     of_kind: bool = True
     """Whether it can be done on kind alone: to its nodes, or to an operator whose settings are ours."""
+    rollout_memory: str | None = None
+    """What the rollout pod may take, where that matters."""
     megabytes: int | None = None
     """Size of the volume that its checkpoints go to, where it is to be a small one."""
 
@@ -52,7 +54,7 @@ for process in /proc/[0-9]*; do
   case $(tr '\\0' ' ' <$process/cmdline) in "python -m rlhf_runtime"*) kill -9 ${process#/proc/} ;; esac
 done
 """
-TAKE_ALL_MEMORY = "tail /dev/zero"
+MEMORY, TAKE_MORE_MEMORY = "4Gi", "head -c 6G /dev/zero | tail"
 SIGNAL_DASHBOARD = """
 for process in /proc/[0-9]*; do
   case $(tr '\\0' ' ' <$process/cmdline) in *dashboard/dashboard.py*) kill -{signal} ${process#/proc/} ;; esac
@@ -60,9 +62,9 @@ done
 """
 
 
-def take_all_memory(job: RunningJob) -> None:
-    """A process of a rollout pod takes memory until the kernel ends something."""
-    job.run_in("rollout", TAKE_ALL_MEMORY, check=False)
+def take_more_memory(job: RunningJob) -> None:
+    """A process of the rollout pod takes more memory than the pod has, until the kernel ends something."""
+    job.run_in("rollout", TAKE_MORE_MEMORY, check=False)
 
 
 def restart_api_server(job: RunningJob) -> None:
@@ -171,7 +173,7 @@ SMOKE = {
 """The four that happen most."""
 FAULTS = SMOKE | {
     "policy worker pod killed": anywhere(lambda job: job.kill_pods("train"), "InfrastructureLost"),
-    "out of memory": anywhere(take_all_memory, "InfrastructureLost"),
+    "out of memory": anywhere(take_more_memory, "InfrastructureLost", rollout_memory=MEMORY),
     "API server restarted": Fault(restart_api_server, None),
     "job API unreachable for 30 s": anywhere(silence_job_api_for_a_while, None, steps=60),
     "job API unreachable for ever": Fault(

@@ -22,6 +22,8 @@ def test_a_job_goes_on(cluster: LiveCluster, namespace: str, name: str) -> None:
     if fault.of_kind and not cluster.engine:
         pytest.skip(f"{name}: is done to kind's nodes, or to an operator of ours alone")
     manifest = example("02-disaggregated.yaml", cluster, fault.steps, **kept(every_steps=EVERY))
+    if fault.rollout_memory:
+        manifest["spec"]["nodePools"][1]["memory"] = fault.rollout_memory
     job = RunningJob.start(cluster, namespace, manifest, fault.megabytes)
     job.wait("first checkpoint", lambda status: bool(checkpoint_of(status)))
     try:
