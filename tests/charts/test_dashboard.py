@@ -2,25 +2,18 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from grafana import DASHBOARD, NAME, queries
 from rlhf_api.status import Phase
 from rlhf_operator.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]
-FILE = ROOT / "charts" / "rlhf-operator" / "files" / "dashboard.json"
 ADDED = {"namespace"}
 """Labels that Prometheus adds to whatever it scrapes."""
-NAME = re.compile(r"\b(?:rlhf_operator|process)_[a-z_]+\b")
-
-
-def queries() -> Iterator[tuple[str, str]]:
-    for panel in json.loads(FILE.read_text())["panels"]:
-        for target in panel["targets"]:
-            yield panel["title"], target["expr"]
 
 
 def exported() -> dict[str, set[str]]:
@@ -68,5 +61,5 @@ def test_it_is_rendered_whole(render: Callable[..., list[dict[str, Any]]]):
         item for item in render("dashboard.enabled=true") if item["kind"] == "ConfigMap" and "dashboard" in str(item)
     ]
     assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
-    assert json.loads(found["data"]["rlhf-operator.json"]) == json.loads(FILE.read_text())
+    assert json.loads(found["data"]["rlhf-operator.json"]) == json.loads(DASHBOARD.read_text())
     assert not [item for item in render() if item["kind"] in ("ConfigMap", "ServiceMonitor")]
