@@ -1,6 +1,7 @@
 """The first two examples train in pods, are followed, and leave nothing behind."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,12 +15,12 @@ RLHF = Path(sys.executable).with_name("rlhf")
 STEPS = 20
 
 
-def rlhf(job: RunningJob, *arguments: str) -> str:
-    """What the command prints; it has to end well."""
+def rlhf(job: RunningJob, *arguments: str, code: int = 0) -> str:
+    """What the command prints, or its errors where it is to end badly."""
     command = [RLHF, *arguments, "--kubeconfig", job.cluster.kubeconfig, "-n", job.namespace]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, f"rlhf {' '.join(arguments)}: {done.stdout}{done.stderr}"
-    return done.stdout
+    assert done.returncode == code, f"rlhf {' '.join(arguments)}: {done.stdout}{done.stderr}"
+    return done.stderr if code else done.stdout
 
 
 @pytest.mark.parametrize(("file", "sync_path"), [("01-quickstart.yaml", "shm"), ("02-disaggregated.yaml", "gloo")])
@@ -53,6 +54,15 @@ def test_an_example_trains_in_pods(
     assert sum(rewards[-3:]) > 2 * sum(rewards[:3]), f"no learning: {rewards}"
     files = job.in_reader(f"cd {CHECKPOINTS}/job; ls; ls run/model")
     assert {f"step-{STEPS:06}", "model.safetensors"} <= set(files.split())
+
+    job.wait("end of its cluster", lambda status: "rayCluster" not in status, seconds=60)
+    kept_log = job.in_reader(f"cat {CHECKPOINTS}/job/run/driver.log")
+    beginning, *lines = kept_log.splitlines()
+    assert beginning.startswith(f"--- {name}-1-1, ")
+    assert [int(step) for step in re.findall(rf"(?m)^step (\d+)/{STEPS} ", kept_log)] == list(range(1, STEPS + 1))
+    rays_own, _, written = log.partition("Running entrypoint for job ")
+    assert lines == written.splitlines()[1:], f"what follows on Ray's own lines: {rays_own}"
+    assert "job/run/driver.log on PersistentVolumeClaim checkpoints" in rlhf(job, "logs", name, code=1)
     cluster.kubectl("delete", "pod", "reader", "-n", namespace)
 
     rlhf(job, "delete", name, "--wait")
