@@ -341,3 +341,16 @@ def test_a_pod_that_ends_whenever_it_is_made_costs_few_clusters_and_why_is_told(
     assert world.condition("Failed")[1] == "PreRunningDeadlineExceeded"
     assert why in world.condition("Failed")[2]
     assert world.clusters() == []
+
+
+def test_a_head_that_failed_is_looked_at_before_it_is_deleted(world):
+    world.settle()
+    ended = {"terminated": {"reason": "Error", "exitCode": 3, "message": "no weights"}}
+    broken = {"phase": "Failed", "initContainerStatuses": [{"name": "fetch", "state": ended}]}
+    meta = {"name": "math-1-head", "labels": {"ray.io/cluster": "math-1", "ray.io/group": "headgroup"}}
+    world.kube.put(PODS, {"metadata": meta, "spec": {"restartPolicy": "Never"}, "status": broken})
+    world.set_cluster("math-1", ready=0, head=False, reason="PodFailed")
+    world.settle()
+    [failure] = world.status()["failures"]
+    assert failure["reason"] == "PodFailed"
+    assert "exit code 3: no weights" in failure["message"]

@@ -31,7 +31,7 @@ from rlhf_operator.kuberay import CLUSTER_LABEL
 from rlhf_operator.manifests import Owner, Rendered, check_pruned, cluster_name, render
 from rlhf_operator.observe import ClusterView, DriverView, JobView, PodView, cluster_view, owner_of, pod_view
 from rlhf_operator.policies.edits import must_be_read
-from rlhf_operator.policies.head_loss import HEAD_GONE
+from rlhf_operator.policies.head_loss import HEAD_ENDED, HEAD_GONE
 from rlhf_operator.ray_jobs import Head, RayJobs, head_of
 from rlhf_operator.settings import Settings
 from rlhf_operator.shared_answer import SharedAnswer
@@ -262,6 +262,9 @@ class Surroundings:
             settled = is_true(status, "ClusterReady") and is_true(status, "Training")
             told = sum(pool.ready for pool in status.pools)
             return cluster.scales and not (settled and told == cluster.ready_workers)
+        head = cluster.conditions.get("HeadPodReady")
+        if head and head.reason in HEAD_ENDED and not cluster.provisioned:
+            return True  # in a moment it is deleted, and with it the reason
         now = self._clock()
         age = (now - max(cluster.created, changed_at(status, "ClusterReady") or cluster.created)).total_seconds()
         rested = (now - memory.pods_at).total_seconds() if memory.pods_at else age

@@ -16,6 +16,8 @@ from rlhf_operator.observe import ClusterView, DriverView, PodView, parse_time
 
 HEAD_GONE = "HeadPodNotFound"
 """KubeRay's word for a head without a pod, which it does not replace once the cluster was provisioned."""
+HEAD_ENDED = frozenset({"PodFailed", "Error", "OOMKilled", "StartError", "ContainerCannotRun"})
+"""Its words for one that its own containers ended: it deletes that, and where none was provisioned makes another."""
 STARTED = frozenset({conditions.DRIVER_STARTING, conditions.DRIVER_RUNNING})
 """Reasons of Training once Ray has told of the try: it can only forget it by starting anew."""
 
