@@ -103,9 +103,10 @@ def silence_job_api_for_ever(job: RunningJob) -> None:
 
 
 def drain(job: RunningJob) -> None:
-    """Empties the node of the rollout pod, as before its maintenance."""
+    """Empties a node that has some of the job's workers and not its head, as before its maintenance."""
+    nodes = {pod["spec"]["nodeName"] for pod in job.all_pods()} - {job.node_of("headgroup")}
     patience = ("--timeout=120s", "--ignore-daemonsets", "--delete-emptydir-data", "--force")
-    job.cluster.kubectl("drain", job.node_of("rollout"), *patience)
+    job.cluster.kubectl("drain", nodes.pop(), *patience)
 
 
 def uncordon(job: RunningJob) -> None:

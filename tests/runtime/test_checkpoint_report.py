@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from matplotlib.image import imread
 from rlhf_api import RuntimeConfig
+from rlhf_runtime.driver_log import DriverLog
 from rlhf_runtime.report import Report, Sample, StepRecord, Summary, sinks_of
 from rlhf_runtime.single_controller.calls import Span
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -20,7 +21,7 @@ def row(step: int, reward: float) -> dict:
 def report_steps(config: RuntimeConfig, steps: range, reward: float, earlier: list[dict]) -> tuple[str, Summary]:
     """Report some steps; what a pipe saw of it, and what it came to."""
     with redirect_stdout(StringIO()) as output:
-        report = Report(config, sinks_of(config))
+        report = Report(config, sinks_of(config, DriverLog()))
         report.start(earlier)
         for step in steps:
             sample = Sample("1+1=", f"of step {step}", reward, step)
