@@ -47,7 +47,7 @@ def suffer(job: RunningJob, name: str, fault: Fault) -> None:
     recovered = time.monotonic() - begin if fault.reason else 0
 
     status = job.wait_for_end()
-    record(name, message, "trains again", recovered, repeated)
+    record(name, message, "trains again" if fault.reason else "trains on", recovered, repeated)
     assert status["phase"] == "Succeeded"
     assert [row["step"] for row in job.metrics()] == list(range(1, fault.steps + 1)), "a step is missing or there twice"
     told = [(failure["reason"], failure["kind"]) for failure in status["failures"]]
