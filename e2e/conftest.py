@@ -9,6 +9,8 @@ import evidence
 import pytest
 from control_plane import build
 from live_cluster import OPERATOR_NAMESPACE, RELEASE, Images, LiveCluster
+from manifests import example, kept
+from running_job import RunningJob
 
 OUT = Path(__file__).parents[1] / "build" / "e2e"
 
@@ -52,6 +54,15 @@ def namespace(cluster: LiveCluster) -> Iterator[str]:
     """A namespace of the test's own, which is gone when the test is over."""
     with cluster.new_namespace() as name:
         yield name
+
+
+@pytest.fixture(scope="module")
+def job(cluster: LiveCluster) -> Iterator[RunningJob]:
+    """One that trains for longer than the tests of a module take."""
+    with cluster.new_namespace() as namespace:
+        job = RunningJob.start(cluster, namespace, example("01-quickstart.yaml", cluster, 500, **kept(every_steps=100)))
+        job.wait_for_step(1)
+        yield job
 
 
 @pytest.hookimpl(wrapper=True)

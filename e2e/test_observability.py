@@ -13,9 +13,7 @@ from pathlib import Path
 
 import grafana
 import httpx
-import pytest
 from live_cluster import OPERATOR_NAMESPACE, RELEASE, Json, LiveCluster
-from manifests import example, kept
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from rlhf_operator.manifests.ports import PROGRESS
@@ -27,15 +25,6 @@ RLHF = Path(sys.executable).with_name("rlhf")
 PARTS = {"counter": ("_total", "_created"), "histogram": ("_bucket", "_count", "_sum", "_created")}
 """What the names of a metric's samples end in; those of other kinds are the metric's own."""
 Families = dict[str, Metric]
-
-
-@pytest.fixture(scope="module")
-def job(cluster: LiveCluster) -> Iterator[RunningJob]:
-    """One that trains for longer than these tests take."""
-    with cluster.new_namespace() as namespace:
-        job = RunningJob.start(cluster, namespace, example("01-quickstart.yaml", cluster, 500, **kept(every_steps=100)))
-        job.wait_for_step(1)
-        yield job
 
 
 def scrape(cluster: LiveCluster, path: str, token: str | None = None) -> Families:

@@ -1,11 +1,8 @@
 """What a job is closed to: others in its namespace without its token, and its own pods."""
 
 import json
-from collections.abc import Iterator
 
 import pytest
-from live_cluster import LiveCluster
-from manifests import example, kept
 from running_job import RunningJob
 
 # Run by a pod of somebody else, in the same image. It prints what each request is answered.
@@ -45,15 +42,6 @@ def opens(port):
         return False
 print(json.dumps([port for port in map(int, sys.argv[2:]) if opens(port)]))
 """
-
-
-@pytest.fixture(scope="module")
-def job(cluster: LiveCluster) -> Iterator[RunningJob]:
-    """One that trains for longer than these tests take."""
-    with cluster.new_namespace() as namespace:
-        job = RunningJob.start(cluster, namespace, example("01-quickstart.yaml", cluster, 500, **kept(every_steps=100)))
-        job.wait_for_step(1)
-        yield job
 
 
 def head_of(job: RunningJob) -> str:
