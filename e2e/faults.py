@@ -183,7 +183,7 @@ FAULTS = SMOKE | {
     "job API unreachable for ever": Fault(
         silence_job_api_for_ever, "JobApiUnreachable", clusters=2, steps=100, undo=with_operator_as_it_was
     ),
-    "node cordoned and drained": Fault(drain, "InfrastructureLost", undo=uncordon),
+    "node cordoned and drained": Fault(drain, "InfrastructureLost", steps=80, undo=uncordon),
     "kubelet stopped": Fault(stop_kubelet, None, steps=80, undo=start_kubelets),
     "checkpoint volume full": Fault(fill_volume, "CheckpointFailed", kind="Program", mend=empty_volume, megabytes=64),
     "checkpoint volume read-only": Fault(
