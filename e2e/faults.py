@@ -45,7 +45,7 @@ class Fault:
 
 
 def kill_operator(job: RunningJob) -> None:
-    """Ends the operator as `kill -9` would, and waits for its successor."""
+    """Ends the operator as `kill -9` would; its Deployment starts another one."""
     job.cluster.kubectl("delete", "pod", *OPERATOR, "--force", "--grace-period=0")
 
 

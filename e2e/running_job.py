@@ -1,15 +1,19 @@
 """A job that is followed from outside while something happens to it."""
 
 import json
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from live_cluster import Json, LiveCluster
 from manifests import CHECKPOINTS
 from rlhf_operator.manifests.security import CONTAINER_SECURITY, POD_SECURITY
 
 READER = "reader"
+RLHF = Path(sys.executable).with_name("rlhf")
+"""The command, as it is installed beside this Python."""
 
 
 @dataclass(frozen=True)

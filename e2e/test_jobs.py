@@ -3,15 +3,13 @@
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from live_cluster import LiveCluster
 from manifests import CHECKPOINTS, example, kept
-from running_job import RunningJob, holds
+from running_job import RLHF, RunningJob, holds
 
-RLHF = Path(sys.executable).with_name("rlhf")
 STEPS = 20
 
 

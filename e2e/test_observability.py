@@ -5,7 +5,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,10 +17,9 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from rlhf_operator.manifests.ports import PROGRESS
 from ruamel.yaml import YAML
-from running_job import RunningJob
+from running_job import RLHF, RunningJob
 
 MANUAL = Path(__file__).parents[1] / "docs" / "running.md"
-RLHF = Path(sys.executable).with_name("rlhf")
 PARTS = {"counter": ("_total", "_created"), "histogram": ("_bucket", "_count", "_sum", "_created")}
 """What the names of a metric's samples end in; those of other kinds are the metric's own."""
 Families = dict[str, Metric]
