@@ -91,7 +91,7 @@ endef
 images: ## Build the images of the operator and the runtime (minutes the first time, seconds after a change of code)
 	BUILD=$(BUILD) docker/build.sh
 
-cluster-programs: ## Build the programs of the test cluster (20 minutes on two cores the first time)
+cluster-programs: ## Build the programs of the test clusters (half an hour on two cores the first time)
 	e2e/kind/build.sh
 
 cluster-up: ## Start a kind cluster with KubeRay and simulated GPU nodes

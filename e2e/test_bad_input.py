@@ -71,7 +71,6 @@ def fail_first(pods: Json, cluster: LiveCluster) -> None:
         "name": "fetch",
         "image": cluster.images.operator,
         "command": ["bash", "-c", "echo the weights are not there >&2; exit 3"],
-        "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     pods["podTemplate"]["spec"]["initContainers"] = [container]
 

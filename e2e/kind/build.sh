@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Builds the programs of the test cluster from pinned Go modules, once, into the cache:
-#   e2e/kind/build.sh [PROGRAM...]     (all programs of the process control plane when none is named)
+#   e2e/kind/build.sh [PROGRAM...]     (all that clusters need when none is named, those of processes before kind's)
 # Prints one line a program, "NAME PATH"; progress goes to standard error, each build's log beside the programs.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/rlhf-operator/cluster
-control_plane=(etcd kube-apiserver kube-controller-manager kube-scheduler kuberay kwok kubectl)
+clusters=(etcd kube-apiserver kube-controller-manager kube-scheduler kuberay kwok kubectl
+  helm kind kubeadm kubelet kube-proxy coredns registry)
 
 # The programs report the release they are; without it kubelet and kubeadm call themselves v0.0.0 and refuse each other.
 kubernetes=v1.34.4
@@ -57,7 +58,7 @@ build() {
   command -v go >/dev/null || fail "no Go on the PATH, needed to build $name. Fix: install Go 1.26 or later (https://go.dev/dl)"
   echo "building $name (about $minutes min on two cores, once; log: $log)" >&2
   mkdir -p "${target%/*}"
-  (cd "$here/programs/$module" && GOTOOLCHAIN=local CGO_ENABLED=0 \
+  (cd "$here/programs/$module" && GOTOOLCHAIN=local CGO_ENABLED=0 GOGC=400 \
     go build -trimpath -buildvcs=false -ldflags "$(link_flags "$module")" -o "$target.new" "$package") >"$log" 2>&1 ||
     { tail -n 20 "$log" >&2; fail "$name was not built; the whole log: $log"; }
   copy_files "$name" "${target%/*}"
@@ -82,7 +83,7 @@ copy_from() { # program, module, folder in the module, target
   chmod -R u+w "$4"
 }
 
-(($#)) || set -- "${control_plane[@]}"
+(($#)) || set -- "${clusters[@]}"
 mkdir -p "$cache"
 exec 9>"$cache/build.lock"
 for program; do

@@ -1,6 +1,7 @@
 """What the tests of the operator share."""
 
-import os
+import json
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,22 +16,20 @@ from rlhf_operator import cli, kube
 from rlhf_operator.cluster_plan import plan_cluster
 from rlhf_operator.manifests import Owner, render
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-MODULES = Path(os.environ.get("GOMODCACHE") or Path.home() / "go" / "pkg" / "mod")
+KUBERAY = Path(__file__).parents[2] / "e2e/kind/programs/kuberay"
 KUBERAY_CRD = "config/crd/bases/ray.io_rayclusters.yaml"
-PLACES = (
-    (CACHE, f"rlhf-operator/cluster/bin/kuberay-*/{KUBERAY_CRD}"),
-    (MODULES, f"github.com/ray-project/kuberay/ray-operator@v1.6.0/{KUBERAY_CRD}"),
-)
 
 
 @pytest.fixture(scope="session")
 def kuberay_crd() -> dict[str, Any]:
-    """KubeRay's CustomResourceDefinition, as the test cluster's build or Go's module cache has it."""
-    found = next((file for folder, pattern in PLACES for file in sorted(folder.glob(pattern))), None)
-    if found is None:
-        pytest.skip("no CRD of KubeRay here: e2e/kind/build.sh kuberay fetches it")
-    crd: dict[str, Any] = yaml.load(found.read_text(), Loader=yaml.CSafeLoader)
+    """KubeRay's CustomResourceDefinition, of the module that the test cluster's KubeRay is built from."""
+    download = ["go", "mod", "download", "-json", "github.com/ray-project/kuberay/ray-operator"]
+    try:
+        module = subprocess.run(download, cwd=KUBERAY, capture_output=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no CRD of KubeRay here, as its Go module was not downloaded: {error}")
+    file = Path(json.loads(module)["Dir"], KUBERAY_CRD)
+    crd: dict[str, Any] = yaml.load(file.read_text(), Loader=yaml.CSafeLoader)
     return crd
 
 

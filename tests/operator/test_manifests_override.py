@@ -68,7 +68,8 @@ def test_containers_of_a_users_own_come_after_rays_under_the_same_standard(pod):
     assert [container["name"] for container in spec["spec"]["containers"]] == ["ray", "side"]
     ray, side = spec["spec"]["containers"]
     [init] = spec["spec"]["initContainers"]
-    assert side["securityContext"] == init["securityContext"] == ray["securityContext"]
+    for field in ("securityContext", "terminationMessagePolicy"):
+        assert side[field] == init[field] == ray[field]
 
 
 def test_an_override_changes_nothing_of_the_manifest_or_of_other_pods(cluster_manifest, rendered, pod):

@@ -26,6 +26,9 @@ MOUNTS: dict[str, str] = {
 }
 """Each volume of the operator's own and where it is mounted."""
 
+LAST_WORDS = "FallbackToLogsOnError"
+"""A container's `terminationMessagePolicy`: the end of its log says why it failed, where it left no message."""
+
 RESERVED_ENV = frozenset(
     {
         *("RAY_ADDRESS", "RAY_PORT", "RAY_IP", "FQ_RAY_IP", "RAY_CLUSTER_NAME", "RAY_CLUSTER_NAMESPACE"),

@@ -12,7 +12,7 @@ from rlhf_operator.manifests.base import Manifest
 from rlhf_operator.manifests.merge import merge
 from rlhf_operator.manifests.ports import HEAD_PORTS
 from rlhf_operator.manifests.security import CONTAINER_LISTS, CONTAINER_SECURITY, breaches
-from rlhf_operator.pod_layout import CODE_VOLUME, CONFIG_VOLUME, MOUNTS, RESERVED_ENV
+from rlhf_operator.pod_layout import CODE_VOLUME, CONFIG_VOLUME, LAST_WORDS, MOUNTS, RESERVED_ENV
 from rlhf_operator.volumes import below
 
 _METADATA = ("labels", "annotations")
@@ -27,7 +27,8 @@ _RESOURCES = {"cpu": "`cpu`", "memory": "`memory`"}
 
 
 def overridden(template: Manifest, override: Mapping[str, Any] | None, path: str) -> Manifest:
-    """A pod template with a user's override over it. Containers that it adds get our security context.
+    """A pod template with a user's override over it. Containers that it adds get our security context, and if they fail
+    and say nothing else, the end of what they wrote is their message.
 
     Raises:
         SpecError: with every part of it that the operator must decide itself, or that breaks the security standard.
@@ -41,7 +42,7 @@ def overridden(template: Manifest, override: Mapping[str, Any] | None, path: str
     if not errors:
         template = merge(template, override, path, errors)
     if not errors:
-        _secure(template["spec"])
+        _complete(template["spec"])
         errors = [
             FieldError(
                 f"{path}.spec.{field}", "what the restricted Pod Security Standard forbids", expected, "remove it"
@@ -66,13 +67,14 @@ def _foreign(override: Mapping[str, Any], path: str) -> Iterator[FieldError]:
                 yield FieldError(f"{here}.{key}", f"`{key}`", f"one of {', '.join(known)}", "remove it")
 
 
-def _secure(pod: Manifest) -> None:
-    """Give every container what of our security context it does not set itself."""
+def _complete(pod: Manifest) -> None:
+    """Give every container what it does not set itself: of our security context, and where its last words come from."""
     for name in CONTAINER_LISTS:
         for container in pod.get(name, ()):
             given = container.get("securityContext")
             if given is None or isinstance(given, dict):
                 container["securityContext"] = {**copy.deepcopy(CONTAINER_SECURITY), **(given or {})}
+            container.setdefault("terminationMessagePolicy", LAST_WORDS)
 
 
 def _decided(override: Mapping[str, Any], template: Manifest, path: str) -> Iterator[FieldError]:

@@ -14,6 +14,7 @@ from rlhf_operator.manifests.security import CONTAINER_SECURITY, POD_SECURITY
 from rlhf_operator.pod_layout import (
     CODE_VOLUME,
     CONFIG_VOLUME,
+    LAST_WORDS,
     LOGS_VOLUME,
     MOUNTS,
     SCRATCH_DIR,
@@ -87,7 +88,7 @@ def _container(spec: RLHFJobSpec, image: str, pod: Pod) -> Manifest:
         "env": _environment(spec, pod),
         "resources": {"requests": pod.resources.requests, "limits": pod.resources.limits},
         "securityContext": CONTAINER_SECURITY,
-        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "terminationMessagePolicy": LAST_WORDS,
         "volumeMounts": _mounts(spec, pod),
     }
 
