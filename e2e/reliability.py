@@ -1,11 +1,7 @@
-"""What was seen of faults, and the page docs/reliability.md that is made of it.
-
-python e2e/reliability.py > docs/reliability.md
-"""
+"""What was seen of faults, and the page that is made of it by `python e2e/reliability.py`."""
 
 import json
 import subprocess
-import sys
 import textwrap
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +18,7 @@ ORDER = (
 """What is to be done to jobs, in the order of the page."""
 ROOT = Path(__file__).parents[1]
 SEEN = ROOT / "build" / "e2e" / "faults.jsonl"
+PAGE = ROOT / "docs" / "reliability.md"
 INTRODUCTION = """# What was done to jobs, and what they did
 
 Each fault was injected into real pods on kind with KubeRay and two cores: most of them while
@@ -68,4 +65,4 @@ def _row(fault: str, row: dict[str, Any] | None) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(page())
+    PAGE.write_text(page())

@@ -1,7 +1,7 @@
 """The chart as helm renders it. helm is built from its Go module on first use, before any test's clock runs."""
 
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,15 @@ Object = dict[str, Any]
 Render = Callable[..., list[Object]]
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Builds helm if a test that was chosen needs it."""
-    asked = any("helm" in getattr(item, "fixturenames", ()) for item in session.items)
-    if not asked or session.config.option.collectonly:
-        return
-    try:
-        session.config.stash[HELM] = build("helm")["helm"]
-    except BuildError as error:
-        session.config.stash[HELM] = str(error)
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Builds helm before the clock of the first test that needs it runs."""
+    if "helm" in getattr(item, "fixturenames", ()) and HELM not in item.config.stash:
+        try:
+            item.config.stash[HELM] = build("helm")["helm"]
+        except BuildError as error:
+            item.config.stash[HELM] = str(error)
+    return (yield)
 
 
 @pytest.fixture(scope="session")

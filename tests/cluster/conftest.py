@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 from control_plane import API_SERVER, CONTROLLERS, BuildError, Cluster, ControlPlane, build
 
-WHY_NOT = pytest.StashKey[str]()
+PROGRAMS = {"api_server": API_SERVER, "cluster": CONTROLLERS}
+"""What the fixtures start."""
+BUILT = pytest.StashKey[dict[str, str]]()
+"""Of each fixture whose programs were built: why they could not be, or nothing."""
 OUTSIDE = os.environ.get("RLHF_TEST_CLUSTER") == "kubeconfig"
 """Whether the tests take the cluster that KUBECONFIG names, which has KubeRay and KWOK, instead of one of their own."""
 
@@ -37,23 +40,30 @@ def speaking(config: pytest.Config) -> Iterator[None]:
         yield
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Builds the programs before any test's clock runs: a cold build takes longer than a test may."""
-    asked = {name for item in session.items for name in getattr(item, "fixturenames", ())}
-    if OUTSIDE or session.config.option.collectonly or "api_server" not in asked:
-        return
-    try:
-        with speaking(session.config):
-            build(*API_SERVER, *(CONTROLLERS if "cluster" in asked else ()))
-    except BuildError as error:
-        session.config.stash[WHY_NOT] = str(error)
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Builds programs before the clock of the first test that needs them: a cold build takes longer than a test may."""
+    built = item.config.stash.setdefault(BUILT, {})
+    for fixture, programs in PROGRAMS.items():
+        if fixture in getattr(item, "fixturenames", ()) and not OUTSIDE and fixture not in built:
+            try:
+                with speaking(item.config):
+                    build(*programs)
+                built[fixture] = ""
+            except BuildError as error:
+                built[fixture] = str(error)
+    return (yield)
+
+
+def _there(fixture: str, config: pytest.Config) -> None:
+    if why := config.stash[BUILT].get(fixture):
+        pytest.skip(f"no control plane: {why}")
 
 
 @pytest.fixture(scope="session")
 def api_server(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """An API server for the whole session, with nobody behind it: objects are kept and checked, and nothing follows."""
-    if why := request.config.stash.get(WHY_NOT, None):
-        pytest.skip(f"no control plane: {why}")
+    _there("api_server", request.config)
     folder = Path(tempfile.mkdtemp(prefix="rlhf-cluster-"))
     if OUTSIDE:
         yield OutsideCluster(Path(os.environ["KUBECONFIG"]), folder, build("kubectl")["kubectl"])
@@ -76,8 +86,9 @@ def api_server(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def cluster(api_server: Cluster) -> Cluster:
+def cluster(api_server: Cluster, pytestconfig: pytest.Config) -> Cluster:
     """A cluster for the whole session. Objects in its own scope, such as nodes, are the test's to remove."""
+    _there("cluster", pytestconfig)
     if isinstance(api_server, ControlPlane):
         api_server.start_controllers()
     return api_server
