@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rlhf_api.algorithm import AdaptiveKL, ClipRange
+from rlhf_runtime.algorithms import losses
 from rlhf_runtime.algorithms.advantages import gae, rewards_to_go, token_rewards
 from rlhf_runtime.algorithms.kl import LOG_RATIO_LIMIT, adapted_coefficient, kl_divergence
 from rlhf_runtime.algorithms.losses import policy_loss, score_tokens, value_loss
@@ -284,6 +285,31 @@ def test_scores_are_those_of_the_tempered_distribution(temperature: float) -> No
     expected = scaled / scaled.sum(-1, keepdim=True)
     torch.testing.assert_close(log_probs.double(), expected[torch.arange(5), tokens].log(), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(entropy.double(), -(expected * expected.log()).sum(-1), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+def test_blocks_score_what_all_at_once_does_and_keep_no_copy_of_the_logits(entropy_gradient, monkeypatch) -> None:
+    made = torch.randn(11, 7, generator=torch.Generator().manual_seed(1))
+    tokens = torch.arange(11) % 7
+
+    def scored() -> list[torch.Tensor]:
+        logits = made.clone().requires_grad_()
+        kept: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
+            log_probs, entropy = score_tokens(logits, tokens, 0.7, entropy_gradient)
+        (log_probs - 0.1 * entropy).square().sum().backward()
+        sizes.append(max(kept, default=0))
+        return [log_probs, entropy, logits.grad]
+
+    sizes: list[int] = []
+    expected = scored()
+    monkeypatch.setattr(losses, "SCORED_AT_ONCE", 30)  # four rows
+    for got, wanted in zip(scored(), expected, strict=True):
+        assert torch.equal(got, wanted)
+    whole, blocks = sizes
+    assert whole >= made.numel() > blocks
+    with torch.no_grad():
+        assert torch.equal(score_tokens(made, tokens, 0.7, entropy_gradient)[0], expected[0])
 
 
 def test_impossible_tokens_leave_the_entropy_finite_and_its_gradient_is_right() -> None:

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 
 import torch
 from rlhf_api.algorithm import ClipRange
+from torch.utils.checkpoint import checkpoint
 
 from rlhf_runtime.algorithms.kl import LOG_RATIO_LIMIT, kl_divergence, log_ratio
 from rlhf_runtime.algorithms.masking import masked
+
+SCORED_AT_ONCE = 2**27
+"""Most logits of a block that is scored at once: half a GiB in float32."""
 
 
 @dataclass(frozen=True)
@@ -109,15 +113,32 @@ def score_tokens(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What a softmax at a temperature says about tokens.
 
+    More than a block of them are scored block by block, and again in the backward pass: beside the logits and their
+    gradient no more than a block's copies in float32 are held, where all of them would take several times the logits.
+
     Args:
         logits: [N, V].
         tokens: [N] int64.
         temperature: Divides the logits; the one that the tokens were sampled at.
-        entropy_gradient: Whether entropies carry a gradient, which holds one more [N, V] in memory.
+        entropy_gradient: Whether entropies carry a gradient.
 
     Returns:
         log-probabilities [N] of the tokens, and entropies [N] in nats; float32 at least.
     """
+    rows = max(1, SCORED_AT_ONCE // logits.shape[-1])
+    if len(logits) <= rows:
+        return _score(logits, tokens, temperature, entropy_gradient)
+    scored = [
+        checkpoint(_score, *block, temperature, entropy_gradient, use_reentrant=False, preserve_rng_state=False)
+        for block in zip(logits.split(rows), tokens.split(rows), strict=True)
+    ]
+    log_probs, entropies = zip(*scored, strict=True)
+    return torch.cat(log_probs), torch.cat(entropies)
+
+
+def _score(
+    logits: torch.Tensor, tokens: torch.Tensor, temperature: float, entropy_gradient: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     dtype = torch.promote_types(logits.dtype, torch.float32)
     log_softmax = torch.log_softmax(logits.to(dtype) / temperature, dim=-1)
     log_probs = -torch.nn.functional.nll_loss(log_softmax, tokens, reduction="none")
