@@ -10,12 +10,13 @@ ARG BUILD=cpu
 FROM ${BASE_IMAGE} AS base
 ARG BUILD
 # Debian's packages are those of the day: its archive drops older ones, so that a version named here would soon be gone.
-# vLLM's CPU build links libgomp1 and libnuma1; on GPUs Triton and FlashInfer compile kernels, with Python's headers.
+# vLLM's CPU build links libgomp1 and libnuma1; on GPUs Triton and FlashInfer compile kernels, with Python's headers, and
+# NCCL loads the libraries of InfiniBand where a node has it, and goes over TCP without a word where they lack.
 # KubeRay's probes for older Rays call wget. A shell of bash -l starts from /etc/profile, which sets PATH anew.
 # hadolint ignore=DL3008,SC2086
 RUN case $BUILD in \
       cpu) packages="libgomp1 libnuma1" ;; \
-      gpu) packages=g++; \
+      gpu) packages="g++ ibverbs-providers libibverbs1 librdmacm1"; \
            python3 -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null \
            || packages="$packages python3-dev" ;; \
       *) echo "BUILD: got $BUILD; expected cpu or gpu" >&2; exit 2 ;; \
