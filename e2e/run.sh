@@ -22,11 +22,12 @@ clean_up() {
   fi
 }
 
-if [[ -n ${KUBECONFIG:-} ]]; then
+# Kind's own, as a shell has it that took what `cluster.sh env` prints, is as none: its images are to be made anew.
+if [[ -n ${KUBECONFIG:-} && $(realpath -m "$KUBECONFIG") != "$(realpath -m build/cluster/kubeconfig)" ]]; then
   say "on the cluster of KUBECONFIG=$KUBECONFIG"
 else
   e2e/kind/prerequisites.sh
-  say "on kind, as KUBECONFIG is not set"
+  say "on kind, as KUBECONFIG names no other cluster"
   was_up=no
   [[ ! -f build/cluster/kubeconfig ]] || was_up=yes
   $cluster check
@@ -34,6 +35,7 @@ else
   trap clean_up EXIT
   $cluster up
   $cluster load "${images[@]}"
-  eval "$($cluster env)"
+  variables=$($cluster env)
+  eval "$variables"
 fi
 .venv/bin/python -m pytest --timeout 1800 "$@"

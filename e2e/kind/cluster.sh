@@ -5,6 +5,7 @@
 # Everything that it keeps is in build/cluster: the kubeconfig, which images were published, the folder `volumes` that
 # all nodes share, and the logs of the last start.
 set -euo pipefail
+shopt -s inherit_errexit  # `x=$(publish ...)` ends where a command of it fails
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
@@ -116,7 +117,7 @@ up() {
 
 # What the nodes have of an image they keep; the rest is pulled from here when a pod runs there.
 load() {
-  local image size total=0 new=()
+  local image size published total=0 new=()
   (($#)) || fail "got no image; expected one or more. Fix: make cluster-images"
   programs
   exists || fail "there is no cluster. Fix: make cluster-up"
@@ -128,9 +129,9 @@ load() {
   ((total == 0)) || need_room "$(room_of "$total")" "${new[*]}"
   for image; do
     say "publishing $image"
-    size=$(publish "$image")
+    published=$(publish "$image")
     sed -i "\\#^$image #d" "$images"
-    echo "$image $size" >>"$images"
+    echo "$image $published" >>"$images"
   done
 }
 

@@ -57,5 +57,6 @@ publish() {
     digest=$(cat "$file")
     rm "$file"
   fi
+  [[ $digest =~ ^sha256:[0-9a-f]{64}$ ]] || fail "$image: got the digest '$digest' when it was pushed; expected one sha256:..."
   echo "$image@$digest"
 }
