@@ -35,16 +35,12 @@ def cluster() -> Iterator[LiveCluster]:
         cluster.volumes = Path(volumes)
     cluster.storage_class = os.environ.get("RLHF_E2E_STORAGE_CLASS")
     cluster.engine = os.environ.get("RLHF_E2E_ENGINE")
-    ours = cluster.volumes is not None or not cluster.operator_installed
-    if ours:
-        try:
+    cluster.operator_is_ours = cluster.volumes is not None or not cluster.operator_installed
+    if cluster.operator_is_ours:
+        with evidence.collected(cluster, OPERATOR_NAMESPACE, OUT / "operator"):
             cluster.install_operator()
-        except RuntimeError as error:
-            evidence.collect(cluster, OPERATOR_NAMESPACE, OUT / "operator")
-            error.add_note(f"What the cluster knows of the operator is in {OUT / 'operator'}")
-            raise
     yield cluster
-    if ours and cluster.volumes is None:
+    if cluster.operator_is_ours and cluster.volumes is None:
         cluster.helm("uninstall", RELEASE, "--wait")
         cluster.kubectl("delete", "namespace", OPERATOR_NAMESPACE, "--wait=false")
 
@@ -59,9 +55,11 @@ def namespace(cluster: LiveCluster) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def job(cluster: LiveCluster) -> Iterator[RunningJob]:
     """One that trains for longer than the tests of a module take."""
+    manifest = example("01-quickstart.yaml", cluster, 500, **kept(every_steps=100))
     with cluster.new_namespace() as namespace:
-        job = RunningJob.start(cluster, namespace, example("01-quickstart.yaml", cluster, 500, **kept(every_steps=100)))
-        job.wait_for_step(1)
+        with evidence.collected(cluster, namespace, OUT / "job"):
+            job = RunningJob.start(cluster, namespace, manifest)
+            job.wait_for_step(1)
         yield job
 
 

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from live_cluster import OPERATOR_NAMESPACE, LiveCluster
@@ -37,6 +39,17 @@ def collect(cluster: LiveCluster, namespace: str, folder: Path) -> None:
         keep(f"{pod}.log", "logs", "-n", namespace, pod, "--all-containers", "--prefix")
     for pod in _pods(cluster, namespace, "ray.io/node-type"):
         keep(f"{pod}.ray.log", "exec", "-n", namespace, pod, "-c", "ray", "--", "bash", "-c", RAY_LOGS)
+
+
+@contextmanager
+def collected(cluster: LiveCluster, namespace: str, folder: Path) -> Iterator[None]:
+    """Collects where what is done in this context fails, such as a fixture whose namespace goes with it."""
+    try:
+        yield
+    except Exception as error:
+        collect(cluster, namespace, folder)
+        error.add_note(f"What the cluster knows of it is in {folder}")
+        raise
 
 
 def _pods(cluster: LiveCluster, namespace: str, selector: str = "") -> list[str]:

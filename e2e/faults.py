@@ -5,7 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from live_cluster import OPERATOR
+import pytest
+from live_cluster import OPERATOR, LiveCluster
 from manifests import CHECKPOINTS
 from running_job import RunningJob
 
@@ -13,6 +14,8 @@ AWAY_SECONDS = 30
 """How long Ray's job API is away in the fault that a job does not notice."""
 PATIENCE_SECONDS = 45
 """How long the operator lets it be away in the one that costs a cluster."""
+EVICTION_SECONDS = 300
+"""How long Kubernetes leaves the pods of a node that it has taken for lost."""
 
 
 def nothing(job: RunningJob) -> None:
@@ -42,6 +45,12 @@ class Fault:
     """What the rollout pod may take, where that matters."""
     megabytes: int | None = None
     """Size of the volume that its checkpoints go to, where it is to be a small one."""
+
+
+def need_own_operator(cluster: LiveCluster) -> None:
+    """Skips a test that kills or scales the operator, where somebody else has installed it."""
+    if not cluster.operator_is_ours:
+        pytest.skip("an operator that others have installed is neither killed nor scaled")
 
 
 def kill_operator(job: RunningJob) -> None:
@@ -115,10 +124,11 @@ def uncordon(job: RunningJob) -> None:
 
 
 def stop_kubelet(job: RunningJob) -> None:
-    """Stops the kubelet below the rollout pod, until Kubernetes takes the node for lost."""
+    """Stops the kubelet below the rollout pod: Kubernetes takes the node for lost, and the job ends without it."""
     node = job.node_of("rollout")
     job.cluster.on_node(node, "systemctl stop kubelet")
     job.cluster.kubectl("wait", "--for=condition=Ready=unknown", f"node/{node}", "--timeout=180s")
+    job.wait_for_end(EVICTION_SECONDS)
 
 
 def start_kubelets(job: RunningJob) -> None:
@@ -164,7 +174,7 @@ def with_operator_as_it_was(job: RunningJob) -> None:
 
 
 def anywhere(inject: Callable[[RunningJob], Any], reason: str | None, **rest: Any) -> Fault:
-    """A fault that needs no more than the right to end pods and processes in them."""
+    """A fault that needs no more than the right to end pods, an operator of ours too, and processes in them."""
     return Fault(inject, reason, of_kind=False, **rest)
 
 

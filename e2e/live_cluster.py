@@ -42,6 +42,7 @@ class LiveCluster(Cluster):
         volumes: Folder of this machine that all nodes share; none on a cluster that is not kind's.
         storage_class: Class of claims where there is no such folder; none for the cluster's default.
         engine: Program whose containers kind's nodes are; none on a cluster that is not kind's.
+        operator_is_ours: Whether the tests have installed the operator; somebody else's stays as it is.
     """
 
     def __init__(self, kubeconfig: Path, folder: Path, programs: dict[str, Path], images: Images) -> None:
@@ -51,6 +52,7 @@ class LiveCluster(Cluster):
         self.volumes: Path | None = None
         self.storage_class: str | None = None
         self.engine: str | None = None
+        self.operator_is_ours = False
 
     def helm(self, *arguments: str | Path) -> str:
         """Runs helm as the administrator, in the operator's namespace.
@@ -78,6 +80,12 @@ class LiveCluster(Cluster):
         """Whether helm knows of the operator here."""
         return RELEASE in json.loads(self.helm("list", "--short", "--output=json"))
 
+    @property
+    def _api_servers(self) -> list[str]:
+        """Addresses of the API servers; on kind, and without an overlay network, their proxy speaks from there."""
+        slices = self.items("endpointslices", selector="kubernetes.io/service-name=kubernetes")
+        return sorted({address for each in slices for end in each["endpoints"] for address in end["addresses"]})
+
     def install_operator(self, **settings: float) -> None:
         """Installs the chart, or upgrades it, and waits until the operator is ready.
 
@@ -90,7 +98,7 @@ class LiveCluster(Cluster):
         repository, tag = repository.rsplit(":", 1)
         values = {
             "image": {"repository": repository, "tag": tag, "digest": digest},
-            "settings": {"defaultImage": self.images.runtime} | settings,
+            "settings": {"defaultImage": self.images.runtime, "apiServerCidrs": self._api_servers} | settings,
         }
         file = self.folder / "values.json"  # JSON is YAML too
         file.write_text(json.dumps(values))
@@ -182,11 +190,13 @@ class LiveCluster(Cluster):
         name = f"e2e-{secrets.token_hex(4)}"
         begin = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         self.kubectl("create", "namespace", name)
-        self.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
-        yield name
-        # Waited for, as the next test needs what this one's pods hold.
-        self.kubectl("delete", "namespace", name, "--ignore-not-found", "--timeout=180s")
-        self._drop_volumes(name)
+        try:
+            self.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
+            yield name
+        finally:
+            # Waited for, as the next test needs what this one's pods hold.
+            self.kubectl("delete", "namespace", name, "--ignore-not-found", "--timeout=180s")
+            self._drop_volumes(name)
         log = self.kubectl("logs", *OPERATOR, "--tail=-1", f"--since-time={begin}", check=False)
         complaints = [line for line in log.splitlines() if "Traceback" in line or "inconsistenc" in line]
         assert not complaints, f"the operator's log: {complaints}"

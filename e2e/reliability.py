@@ -4,8 +4,11 @@ import json
 import subprocess
 import textwrap
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from faults import EVICTION_SECONDS, PATIENCE_SECONDS
 
 ORDER = (
     *("head pod killed", "policy worker pod killed", "rollout pod killed", "driver killed"),
@@ -19,34 +22,45 @@ ORDER = (
 ROOT = Path(__file__).parents[1]
 SEEN = ROOT / "build" / "e2e" / "faults.jsonl"
 PAGE = ROOT / "docs" / "reliability.md"
-INTRODUCTION = """# What was done to jobs, and what they did
+INTRODUCTION = f"""# What was done to jobs, and what they did
 
 Each fault was injected into real pods on kind with KubeRay and two cores: most of them while
 examples/02-disaggregated.yaml trained with a checkpoint every 4 steps. `make e2e-faults` does all of it again;
-`python e2e/reliability.py` makes this page of what it saw. The time goes from the fault to the outcome.
+`python e2e/reliability.py` makes this page of what it saw. The time goes from the fault to the outcome;
+`-` means that the job had nothing to recover from.
+
+For "job API unreachable for ever" the operator's setting `jobApiPatienceSeconds` was {PATIENCE_SECONDS}, and is 300 by
+default. The job of "kubelet stopped" ended before Kubernetes evicts the pods of a lost node, which it does after
+{EVICTION_SECONDS} s.
 
 """
 HEAD = "| fault | what the job's status says | outcome | after | steps repeated | seen at |"
 
 
-def record(fault: str, told: str, outcome: str, seconds: float, repeated: int = 0) -> None:
+def record(fault: str, told: str, outcome: str, seconds: float | None, repeated: int = 0) -> None:
     """Keeps what a fault did to a job.
 
     Args:
         fault: What was done.
         told: What the job's status said of it.
         outcome: What came of it.
-        seconds: From the fault until that.
+        seconds: From the fault until that; None where the job did not notice.
         repeated: Steps that were trained twice.
     """
     if fault not in ORDER:
         raise ValueError(f"got the fault {fault!r}; expected one of reliability.ORDER")
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-    row = {"fault": fault, "told": told, "outcome": outcome, "seconds": round(seconds), "repeated": repeated}
+    after = None if seconds is None else round(seconds)
+    row = {"fault": fault, "told": told, "outcome": outcome, "seconds": after, "repeated": repeated}
     SEEN.parent.mkdir(parents=True, exist_ok=True)
     with SEEN.open("a") as file:
-        file.write(json.dumps(row | {"seen": f"{commit}, {datetime.now(UTC):%Y-%m-%d}"}) + "\n")
+        file.write(json.dumps(row | {"seen": f"{commit()}, {datetime.now(UTC):%Y-%m-%d}"}) + "\n")
+
+
+@cache
+def commit() -> str:
+    """The commit that is tested, as it was at the session's first record; with `-dirty` where files differ from it."""
+    command = ["git", "describe", "--always", "--exclude=*", "--dirty"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def page() -> str:
@@ -61,7 +75,8 @@ def _row(fault: str, row: dict[str, Any] | None) -> str:
     if row is None:
         return f"| {fault} | not run | | | | |"
     told = textwrap.shorten(row["told"].replace("|", "\\|"), 200, placeholder=" ...")
-    return f"| {fault} | {told} | {row['outcome']} | {row['seconds']} s | {row['repeated']} | {row['seen']} |"
+    after = "-" if row["seconds"] is None else f"{row['seconds']} s"
+    return f"| {fault} | {told} | {row['outcome']} | {after} | {row['repeated']} | {row['seen']} |"
 
 
 if __name__ == "__main__":

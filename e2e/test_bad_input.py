@@ -190,12 +190,12 @@ def test_it_is_told_soon_and_ends_at_its_deadline(
     assert all(word in failed for word in (f"preRunningDeadlineSeconds of {DEADLINE_SECONDS}", *mistake.words)), history
     lasted = versions[-1].seconds
     assert DEADLINE_SECONDS - 2 < lasted < DEADLINE_SECONDS + 15, history
+
+    gone(cluster, namespace, name)
+    assert 1 <= made(cluster, namespace, name) <= mistake.most_pods, history
     if mistake.fault:
         outcome = f"told, then Failed at its deadline of {DEADLINE_SECONDS} s: PreRunningDeadlineExceeded"
         record(mistake.fault, messages[first], outcome, seconds)
-
-    gone(cluster, namespace, name)
-    assert made(cluster, namespace, name) <= mistake.most_pods, history
 
 
 def test_a_model_that_is_not_on_its_volume_ends_a_job_by_its_path(cluster: LiveCluster, namespace: str) -> None:

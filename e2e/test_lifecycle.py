@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from faults import kill_operator
+from faults import kill_operator, need_own_operator
 from live_cluster import OPERATOR, OPERATOR_NAMESPACE, RELEASE, LiveCluster
 from manifests import example, kept
 from reliability import record
@@ -28,6 +28,7 @@ def succeeds_with_one_try(job: RunningJob) -> None:
 
 
 def test_a_job_is_made_once_by_operators_that_die(cluster: LiveCluster, namespace: str) -> None:
+    need_own_operator(cluster)
     job = start(cluster, namespace)
     kill_operator(job)
     job.wait("RayCluster's name", lambda status: bool(status.get("rayCluster")))
@@ -51,9 +52,12 @@ def two_operators(cluster: LiveCluster) -> Iterator[None]:
         cluster.kubectl("scale", *deployment, f"--replicas={operators}")
         cluster.kubectl("rollout", "status", *deployment, "--timeout=120s")
 
-    scale(2)
-    yield
-    scale(1)
+    need_own_operator(cluster)
+    try:
+        scale(2)
+        yield
+    finally:
+        scale(1)
 
 
 @pytest.mark.usefixtures("two_operators")

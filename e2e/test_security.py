@@ -1,6 +1,8 @@
 """What a job is closed to: others in its namespace without its token, and its own pods."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from running_job import RunningJob
@@ -31,12 +33,13 @@ touch /opt/x 2>&1 || true
 id -u
 grep CapEff /proc/1/status
 """
-# Run by the same pod: which of the head's ports takes a connection, token or not.
+# Run by either: which of the head's ports takes a connection, token or not. It fails where the head has no address.
 CONNECT = """
 import json, socket, sys
+address = socket.getaddrinfo(sys.argv[1], None)[0][4][0]
 def opens(port):
     try:
-        socket.create_connection((sys.argv[1], port), timeout=3).close()
+        socket.create_connection((address, port), timeout=3).close()
         return True
     except OSError:
         return False
@@ -51,28 +54,6 @@ def head_of(job: RunningJob) -> str:
     return str(head)
 
 
-def test_who_has_no_token_is_refused(job: RunningJob) -> None:
-    head = head_of(job)
-
-    def attempt(token: str) -> dict[str, int]:
-        answers: dict[str, int] = json.loads(job.in_reader(f"python3 - {head} '{token}' <<'END'{ATTEMPTS}END"))
-        return answers
-
-    assert attempt("") == dict.fromkeys(("submit", "jobs", "progress", "metrics"), 401)
-    assert set(attempt("0" * 64).values()) <= {401, 403}
-    token = job.run_in("headgroup", "echo $RAY_AUTH_TOKEN").strip()
-    assert attempt(token) == {"submit": 200, "jobs": 200, "progress": 200, "metrics": 200}, "the test asks wrongly"
-
-
-@pytest.mark.parametrize("group", ["headgroup", "local"])
-def test_a_pod_may_do_little(job: RunningJob, group: str) -> None:
-    said = job.run_in(group, LOOK)
-    assert "No such file" in said, "credentials of the cluster"
-    assert "Read-only file system" in said
-    assert "\n1000\n" in said
-    assert "CapEff:\t0000000000000000" in said
-
-
 def test_the_ports_of_a_job_are_closed_to_other_pods(job: RunningJob) -> None:
     [policy] = job.cluster.items("networkpolicies", job.namespace)
     spec = policy["spec"]
@@ -82,7 +63,50 @@ def test_the_ports_of_a_job_are_closed_to_other_pods(job: RunningJob) -> None:
     )
     opened = [port for rule in spec["ingress"] if "ports" in rule for port in rule["ports"]]
     assert {port["port"] for port in opened} <= {"dashboard", "progress", "metrics"}, "to others than the job's own"
-    ports = (6379, 8265, 10001, 8080, 8090)
-    reached = json.loads(job.in_reader(f"python3 - {head_of(job)} {' '.join(map(str, ports))} <<'END'{CONNECT}END"))
+    connect = f"python3 - {head_of(job)} 6379 8265 10001 8080 8090 <<'END'{CONNECT}END"
+    assert {6379, 8265, 8090} <= set(json.loads(job.run_in("local", connect))), "its own pods do not reach them either"
+    reached = json.loads(job.in_reader(connect))
     if reached:
         pytest.skip(f"rendered, not enforced: this cluster's network plugin lets another pod connect to {reached}")
+
+
+@contextmanager
+def let_in(job: RunningJob) -> Iterator[None]:
+    """Opens its ports to the pods of its namespace, where policies are enforced; a request waits until that holds."""
+    policy = {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": "others"},
+        "spec": {
+            "podSelector": {"matchLabels": {"rlhf-operator.io/job": job.name}},
+            "ingress": [{"from": [{"podSelector": {}}]}],
+        },
+    }
+    job.cluster.create(policy, namespace=job.namespace)
+    try:
+        yield
+    finally:
+        job.cluster.kubectl("delete", "networkpolicy", "others", "-n", job.namespace)
+
+
+def test_who_has_no_token_is_refused(job: RunningJob) -> None:
+    head = head_of(job)
+
+    def attempt(token: str) -> dict[str, int]:
+        answers: dict[str, int] = json.loads(job.in_reader(f"python3 - {head} '{token}' <<'END'{ATTEMPTS}END"))
+        return answers
+
+    token = job.run_in("headgroup", "echo $RAY_AUTH_TOKEN").strip()
+    with let_in(job):
+        assert attempt("") == dict.fromkeys(("submit", "jobs", "progress", "metrics"), 401)
+        assert set(attempt("0" * 64).values()) <= {401, 403}
+        assert attempt(token) == dict.fromkeys(("submit", "jobs", "progress", "metrics"), 200), "the test asks wrongly"
+
+
+@pytest.mark.parametrize("group", ["headgroup", "local"])
+def test_a_pod_may_do_little(job: RunningJob, group: str) -> None:
+    said = job.run_in(group, LOOK)
+    assert "No such file" in said, "credentials of the cluster"
+    assert "Read-only file system" in said
+    assert "\n1000\n" in said
+    assert "CapEff:\t0000000000000000" in said
