@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from rlhf_runtime.driver_log import DriverLog
 from rlhf_runtime.report import Report, StepRecord, sinks_of
-from rlhf_runtime.report.endpoint import HERE, ProgressEndpoint, ray_token
+from rlhf_runtime.report.endpoint import EVERYWHERE, HERE, ProgressEndpoint, ray_token
 
 TOKEN = "3f9c2ab1"
 METRICS = {
@@ -26,8 +26,8 @@ def serve(make_config):
     """Starts an endpoint of a 12-step run after `METRICS`; it is closed at the end."""
     started = []
 
-    def start(token=None, steps=(METRICS,), **config):
-        endpoint = ProgressEndpoint(HERE, 0, token)
+    def start(token=None, steps=(METRICS,), host=HERE, **config):
+        endpoint = ProgressEndpoint(host, 0, token)
         report = Report(make_config(**config), [endpoint])
         report.start()
         started.append(report)
@@ -40,9 +40,9 @@ def serve(make_config):
         report.close()
 
 
-def get(endpoint, path, **headers):
+def get(endpoint, path, host=HERE, **headers):
     """Status, headers and body of a request."""
-    with closing(http.client.HTTPConnection(HERE, endpoint.port, timeout=10)) as connection:
+    with closing(http.client.HTTPConnection(host, endpoint.port, timeout=10)) as connection:
         connection.request("GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()})
         answer = connection.getresponse()
         return answer.status, dict(answer.getheaders()), answer.read().decode()
@@ -183,6 +183,12 @@ def test_a_reader_that_says_nothing_keeps_nobody_waiting(serve):
         get(endpoint, "/healthz")
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_a_pods_endpoint_answers_over_ipv4_and_ipv6(serve):
+    endpoint, _ = serve(host=EVERYWHERE)
+    assert [get(endpoint, "/healthz", host=host)[0] for host in ("127.0.0.1", "::1")] == [200, 200]
+
+
 def test_a_port_that_is_taken_is_told_and_ends_no_run(make_config, caplog):
     with socket.create_server((HERE, 0)) as taken:
         endpoint = ProgressEndpoint(HERE, taken.getsockname()[1])
@@ -196,7 +202,7 @@ def test_a_port_that_is_taken_is_told_and_ends_no_run(make_config, caplog):
 @pytest.mark.parametrize(
     ("fields", "address"),
     [
-        ({"localNodes": None}, ("0.0.0.0", 8090)),
+        ({"localNodes": None}, (EVERYWHERE, 8090)),
         ({"observability": {"prometheus": True}}, ("127.0.0.1", 8090)),
         ({}, None),
     ],

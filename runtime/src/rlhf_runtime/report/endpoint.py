@@ -5,6 +5,7 @@ Its threads read a snapshot that the trainer replaces at the end of a step, so n
 
 import hmac
 import logging
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
@@ -22,8 +23,8 @@ from rlhf_runtime.report.sink import StepRecord
 from rlhf_runtime.report.summary import Summary
 from rlhf_runtime.types import StepMetrics
 
-EVERYWHERE, HERE = "0.0.0.0", "127.0.0.1"
-"""Addresses to listen on: a pod's, and this machine's own."""
+EVERYWHERE, HERE = "::" if socket.has_dualstack_ipv6() else "0.0.0.0", "127.0.0.1"
+"""Addresses to listen on: all of a pod's, of IPv4 as of IPv6, and this machine's own."""
 IDLE_SECONDS = 10
 """How long a connection may say nothing."""
 TOKEN_HEADERS = ("Authorization", "X-Ray-Authorization")
@@ -102,9 +103,16 @@ class _Server(ThreadingHTTPServer):
     snapshot: Snapshot
 
     def __init__(self, address: tuple[str, int], token: str | None, config: RuntimeConfig) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, _Handler)
         self._token = None if token is None else token.encode()
         self._config = config
+
+    def server_bind(self) -> None:
+        """Bind the address; `::` takes IPv4 too, whatever the system's default."""
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
 
     def lets_in(self, given: str) -> bool:
         """Whether a header's value is the token, told in the same time whatever it is. An empty token lets none in."""
