@@ -223,13 +223,16 @@ def test_a_padded_vocabulary_is_no_other_vocabulary(make_config, model_folder, c
     assert preflight(make_config(models=models_of(model_folder, critic=copy("padded", vocab_size=128))))
 
 
-def test_a_tokenizer_without_a_pad_token_is_told(make_config, copy):
+def test_a_tokenizer_needs_an_end_token_and_no_pad_token(make_config, copy):
     policy = copy("policy")
     settings = json.loads((policy / "tokenizer_config.json").read_text())
     settings.pop("pad_token")
     (policy / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert preflight(make_config(models=models_of(policy)))
+    settings.pop("eos_token")
+    (policy / "tokenizer_config.json").write_text(json.dumps(settings))
     (line,) = refusal(make_config(models=models_of(policy)))
-    assert "got no pad token" in line
+    assert "got no eos token" in line
     for file in policy.glob("tokenizer*"):
         file.unlink()
     (line,) = refusal(make_config(models=models_of(policy)))

