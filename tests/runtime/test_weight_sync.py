@@ -8,9 +8,9 @@ import torch
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rlhf_runtime.errors import ConnectionLostError, InfrastructureError, InputError, RewardError, WeightSyncError
+from rlhf_runtime.errors import ConnectionLostError, InfrastructureError, RewardError, WeightSyncError
 from rlhf_runtime.weight_sync import ReceivedWeights, SendReport, sync_weights
-from rlhf_runtime.weight_sync.dtypes import ENGINE_DTYPES, require_one_dtype, wire_dtype
+from rlhf_runtime.weight_sync.dtypes import ENGINE_DTYPES, wire_dtype
 from rlhf_runtime.weight_sync.verify import BLOCK, block_checksum, checksum, verify
 from rlhf_runtime.workers.rollout import sample_seed
 
@@ -212,12 +212,6 @@ def test_weights_travel_as_the_engine_computes() -> None:
     assert [wire_dtype(torch.float32, ENGINE_DTYPES[transport]) for transport in ("shm", "gloo")] == [torch.float32] * 2
     assert wire_dtype(torch.bfloat16, torch.bfloat16) == torch.bfloat16
     assert wire_dtype(torch.int8, torch.bfloat16) == torch.int8
-
-
-def test_tensors_that_cannot_be_packed_without_gaps_are_refused() -> None:
-    require_one_dtype([torch.bfloat16, torch.bfloat16], "nccl")
-    with pytest.raises(InputError, match=r"models.policy: got .* bfloat16 and int8; expected one dtype, as `nccl`"):
-        require_one_dtype([torch.int8, torch.bfloat16], "nccl")
 
 
 def test_sample_seeds_differ_and_repeat() -> None:

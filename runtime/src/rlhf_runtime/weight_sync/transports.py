@@ -11,7 +11,6 @@ from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 
 from rlhf_runtime.weight_sync import gloo, ipc, nccl, shm
 from rlhf_runtime.weight_sync.client import EngineClient
-from rlhf_runtime.weight_sync.dtypes import require_one_dtype
 from rlhf_runtime.weight_sync.receive import TransferExtension
 from rlhf_runtime.weight_sync.source import RecordingSource
 
@@ -40,10 +39,7 @@ def connect(
 
     Raises:
         WeightSyncError: when they cannot be joined.
-        InputError: when the transport cannot move the model.
     """
-    if path.transport in ("ipc", "nccl"):
-        require_one_dtype((meta.dtype for meta in source.metadata()), path.transport)
     info = _init_info(path, source, rank, host)
     return WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
 
