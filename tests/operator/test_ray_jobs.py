@@ -2,13 +2,15 @@
 
 import asyncio
 import base64
-from collections.abc import Iterator
+import time
+from collections.abc import AsyncIterator, Iterator
 
 import httpx
 import pytest
 from fake_head import FakeHead, fake_head
 from operator_values import cluster
 from rlhf_api.status import Progress
+from rlhf_operator import ray_jobs
 from rlhf_operator.kube import Access
 from rlhf_operator.ray_jobs import Head, RayJobs, RefusedError, UnreachableError, head_of
 
@@ -115,6 +117,56 @@ def test_an_answer_without_an_end_is_not_read_to_its_end(head):
     head.jobs["math-1-1"] = {"status": "RUNNING"}
     head.progress = {"step": 1, "steps": 2, "note": "x" * 2_000_000}
     assert (ask(head, look()).state, ask(head, look()).progress) == ("running", None)
+
+
+async def trickle() -> AsyncIterator[bytes]:
+    """Ten bytes, each of them soon after the last."""
+    for _ in range(10):
+        await asyncio.sleep(0.1)
+        yield b" "
+
+
+def test_an_answer_that_trickles_in_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(ray_jobs, "ANSWER_SECONDS", 0.3)
+    slow: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        whole = {"status": "RUNNING", "driver_node_id": "0b"}
+        if request.url.path in slow:
+            return httpx.Response(200, content=trickle())
+        return httpx.Response(200, json=whole)
+
+    async def made(path: str):
+        slow[:] = [path]
+        began = time.monotonic()
+        view = await RayJobs(transport=httpx.MockTransport(answer)).look(HEAD, "math-1-1")
+        return view.state, view.progress, view.message, time.monotonic() - began < 0.8
+
+    assert asyncio.run(made("/progress")) == ("running", None, "", True)
+    assert asyncio.run(made("/api/jobs/math-1-1")) == ("unreachable", None, "it did not answer in time", True)
+
+
+def test_a_log_may_take_longer_than_an_answer(monkeypatch):
+    monkeypatch.setattr(ray_jobs, "ANSWER_SECONDS", 0.3)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path.startswith("/api/v0/logs/"):
+            return httpx.Response(200, content=trickle())
+        return httpx.Response(200, json={"driver_node_id": "0b"})
+
+    async def made() -> bytes:
+        rays = RayJobs(transport=httpx.MockTransport(answer))
+        return b"".join([chunk async for chunk in rays.log(HEAD, "math-1-1")])
+
+    assert asyncio.run(made()) == b" " * 10
+
+
+def test_an_answer_that_is_nested_too_deeply_is_none():
+    async def made():
+        transport = httpx.MockTransport(lambda _: httpx.Response(200, content='{"a":' * 10_000))
+        return await RayJobs(transport=transport).look(HEAD, "math-1-1")
+
+    assert asyncio.run(made()).message == "its answer is not JSON"
 
 
 def test_progress_of_another_release_is_read_as_far_as_it_is_known(head):

@@ -91,7 +91,7 @@ class _Answer:
             raise UnreachableError(f"it answered {self.status}")
         try:
             body = json.loads(self.body)
-        except ValueError:
+        except (ValueError, RecursionError):
             body = None
         if not isinstance(body, dict):
             raise UnreachableError("its answer is not JSON")
@@ -245,14 +245,17 @@ class RayJobs:
     async def _send(
         self, head: Head, method: str, port: int, path: str, body: Mapping[str, Any] | None = None
     ) -> _Answer:
-        """A request, and the whole of its answer."""
-        async with self._open(head, method, port, path, body) as response:
-            content = b""
-            async for chunk in response.aiter_bytes():
-                content += chunk
-                if len(content) > ANSWER_BYTES:
-                    raise UnreachableError("its answer is too long")
-            return _Answer(response.status_code, content)
+        """A request, and the whole of its answer, however slowly it trickles in."""
+        content = b""
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS), self._open(head, method, port, path, body) as response:
+                async for chunk in response.aiter_bytes():
+                    content += chunk
+                    if len(content) > ANSWER_BYTES:
+                        raise UnreachableError("its answer is too long")
+        except TimeoutError:
+            raise UnreachableError("it did not answer in time") from None
+        return _Answer(response.status_code, content)
 
     @asynccontextmanager
     async def _open(
