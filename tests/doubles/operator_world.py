@@ -127,8 +127,7 @@ class FakeKube:
         if version and version != obj["metadata"]["resourceVersion"]:
             raise ConflictError(409, "Conflict", name)
         part = subresource or "spec"
-        merged = {**obj.get(part, {}), **patch[part]}
-        return self.put(resource, {**obj, part: {key: value for key, value in merged.items() if value is not None}})
+        return self.put(resource, {**obj, part: _merged(obj.get(part), patch[part])})
 
     def delete(self, resource: Resource, namespace: str, name: str, uid: str | None = None) -> bool:
         self._record("delete", resource, name)
@@ -152,6 +151,19 @@ class FakeKube:
         failure = queued.pop(0) if queued else None
         if failure or (verb, resource) in self.denied:
             raise failure or self.denied[verb, resource]
+
+
+def _merged(before: Any, patch: Any) -> Any:
+    """A JSON merge patch, by RFC 7396: mappings merge at every depth, null removes, all else replaces."""
+    if not isinstance(patch, Mapping):
+        return patch
+    merged = dict(before) if isinstance(before, Mapping) else {}
+    for key, value in patch.items():
+        if value is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = _merged(merged.get(key), value)
+    return merged
 
 
 def _matches(obj: Object, labels: str) -> bool:

@@ -18,6 +18,7 @@ from rlhf_operator.kube import (
     UnavailableError,
 )
 from rlhf_operator.observe import DriverView
+from rlhf_operator.reconcile import merge_patch
 from rlhf_operator.store import keep_job
 from rlhf_operator.work_queue import RetrySoon
 
@@ -342,6 +343,39 @@ def test_progress_is_told_as_the_driver_tells_it(world):
     assert world.status()["progress"] == {"step": 3, "steps": 10, "reward": 0.5}
     fail(world, 5)
     assert world.status()["failures"][0]["step"] == 3
+
+
+def test_a_next_try_shows_nothing_of_what_the_last_one_had_measured(world):
+    world.train()
+    measured = Progress(step=3, steps=10, reward=0.5, last_checkpoint="/checkpoints/step-3", eta_seconds=70)
+    world.rays.set("math-1-1", DriverView("running", progress=measured))
+    world.later(30)
+    fail(world, 1)
+    world.later(60)
+    world.rays.set("math-1-2", DriverView("running", progress=Progress(step=0, steps=10)))
+    world.later(30)
+    assert (world.status()["try"], world.status()["progress"]) == (2, {"step": 0, "steps": 10})
+    before = len(world.kube.writes)
+    world.later(60)
+    assert world.kube.writes[before:] == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "patch"),
+    [
+        ({"a": 1, "b": 2}, {"a": 1, "b": 3}, {"b": 3}),
+        ({"a": 1, "b": 2}, {"a": 1}, {"b": None}),
+        ({"a": {"b": {"c": 1, "d": 2}, "e": 3}}, {"a": {"b": {"c": 1}, "e": 3}}, {"a": {"b": {"d": None}}}),
+        ({"a": {"b": 1}}, {"a": {}}, {"a": {"b": None}}),
+        ({"a": {"b": 1}}, {"a": {"b": 1}}, {}),
+        ({"a": [{"b": 1, "c": 2}]}, {"a": [{"b": 1}]}, {"a": [{"b": 1}]}),
+        ({"a": 1}, {"a": {"b": 1}}, {"a": {"b": 1}}),
+        ({"a": {"b": 1}}, {"a": 1}, {"a": 1}),
+        ({"a": None}, {"b": {}}, {"a": None, "b": {}}),
+    ],
+)
+def test_a_merge_patch_has_what_differs_and_null_for_what_goes(old, new, patch):
+    assert merge_patch(old, new) == patch
 
 
 def test_how_far_a_run_got_is_told_by_its_last_word(world):

@@ -200,5 +200,21 @@ def status_patch(raw: Mapping[str, Any], status: RLHFJobStatus) -> Object:
     """
     known = {info.alias for info in RLHFJobStatus.model_fields.values()}
     wanted = status.model_dump(by_alias=True, exclude_none=True, mode="json")
-    patch: Object = {key: value for key, value in wanted.items() if raw.get(key) != value}
-    return patch | {key: None for key in raw if key in known and key not in wanted}
+    return merge_patch({key: value for key, value in raw.items() if key in known}, wanted)
+
+
+def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> Object:
+    """What to merge into a mapping to make it another, by RFC 7396: null for what goes, at every depth. Pure.
+
+    Args:
+        old: what is there.
+        new: what shall be there; no value of its mappings is None.
+    """
+    patch: Object = {key: None for key in old if key not in new}
+    for key, value in new.items():
+        before = old.get(key)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            patch |= {key: inner} if (inner := merge_patch(before, value)) else {}
+        elif value != before:
+            patch[key] = value
+    return patch
