@@ -1,5 +1,7 @@
 """What the end of a try means, and when the next one may begin."""
 
+import json
+
 import pytest
 from operator_values import at, failure, status, terms
 from rlhf_api.run_end import RunEnd
@@ -46,6 +48,27 @@ def test_the_last_line_of_the_log_tells_more_than_rays_message():
     end = end_of(DriverView("failed", message="Job entrypoint command failed", exit_code=1, log=log))
     assert (end.kind, end.reason) == ("Infrastructure", "InfrastructureLost")
     assert "worker actor-3 was lost" in end.message
+
+
+@pytest.mark.parametrize("number", ["step", "steps", "weightVersion", "etaSeconds"])
+def test_a_last_word_with_a_number_that_no_status_can_hold_is_none(number):
+    progress = {"step": 1, "steps": 2, number: 2**63}
+    word = {"exitCode": 5, "reason": "InfrastructureLost", "message": "lost", "progress": progress}
+    assert ended(1, log=json.dumps({"end": word})).reason == "Unexpected"
+    progress[number] = 2**63 - 1
+    assert ended(1, log=json.dumps({"end": word})).progress.model_dump(by_alias=True)[number] == 2**63 - 1
+
+
+def test_the_largest_measurement_is_still_a_number():
+    progress = {"step": 1, "steps": 2, "reward": 1.7976931348623157e308}
+    word = {"exitCode": 0, "reason": "Completed", "message": "", "progress": progress}
+    told = ended(0, log=json.dumps({"end": word})).progress
+    assert json.loads(json.dumps(told.model_dump(), allow_nan=False))["reward"] == 1.7976931348623157e308
+
+
+def test_a_last_line_that_is_nested_too_deeply_is_let_through():
+    log = RunEnd.of(5, "worker actor-3 was lost").line({}) + "\n" + '{"a":' * 3000
+    assert ended(1, log=log).reason == "InfrastructureLost"
 
 
 def test_what_ray_could_not_run_counts_against_the_infrastructure():

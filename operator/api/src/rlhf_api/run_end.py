@@ -73,6 +73,6 @@ class RunEnd(ApiModel):
             if line.startswith("{"):
                 try:
                     return cls.model_validate(json.loads(line)[KEY], by_alias=True, by_name=False)
-                except (ValueError, KeyError, ValidationError):
+                except (ValueError, KeyError, ValidationError, RecursionError):
                     continue
         return None

@@ -1,11 +1,12 @@
 """What the operator tells about a job."""
 
 from dataclasses import replace
+from math import isfinite
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from rlhf_api.base import ApiModel
+from rlhf_api.base import ApiModel, Integer
 from rlhf_api.errors import SpecError, field_errors, format_path
 
 Phase = Literal["Pending", "Provisioning", "Training", "Suspended", "Restarting", "Succeeded", "Failed"]
@@ -47,16 +48,22 @@ class PoolStatus(ApiModel):
     """Nodes that are ready."""
 
 
-Measured = Annotated[float, AfterValidator(lambda value: float(f"{value:.4g}"))]
+def _rounded(value: float) -> float:
+    """Four significant digits of a number, which must not make the largest ones infinite."""
+    rounded = float(f"{value:.4g}")
+    return rounded if isfinite(rounded) else value
+
+
+Measured = Annotated[float, AfterValidator(_rounded)]
 """A number to look at, of four significant digits; Prometheus has all of them."""
 
 
 class Progress(ApiModel):
     """How far training is, as the driver tells it."""
 
-    step: int
+    step: Integer
     """Steps done."""
-    steps: int
+    steps: Integer
     """Steps of the job."""
     reward: Measured | None = None
     """Mean reward of the last step."""
@@ -64,11 +71,11 @@ class Progress(ApiModel):
     """Mean KL to the reference of the last step, in nats."""
     tokens_per_second: Measured | None = None
     """Trained tokens a second, over the last step."""
-    weight_version: int | None = None
+    weight_version: Integer | None = None
     """Version of the weights that the engines hold."""
     last_checkpoint: str | None = None
     """The newest whole checkpoint."""
-    eta_seconds: int | None = None
+    eta_seconds: Integer | None = None
     """Seconds that the remaining steps will take, by the last ones."""
 
 
