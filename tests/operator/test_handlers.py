@@ -1,6 +1,7 @@
 """The operator's parts put together: what it hears, what it lists, and how healthy it is."""
 
 import asyncio
+import socket
 import urllib.request
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from operator_world import NAMESPACE, World, job_manifest
 from rlhf_operator.handlers import Operator, registry_of
 from rlhf_operator.kube import RAYCLUSTERS, RLHFJOBS, Access, ForbiddenError, NotFoundError
-from rlhf_operator.metrics import Health
+from rlhf_operator.metrics import Health, Metrics
 from rlhf_operator.settings import Settings
 
 
@@ -215,3 +216,12 @@ def test_health_is_the_age_of_the_last_resync():
     health.resynced()
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz") as answer:
         assert answer.status == 200
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "[::1]"])
+def test_probes_and_prometheus_come_by_ipv4_and_by_ipv6(address):
+    if address == "[::1]" and not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    for port, path in ((Health(90).serve(0), "healthz"), (Metrics().serve(0), "metrics")):
+        with urllib.request.urlopen(f"http://{address}:{port}/{path}") as answer:
+            assert answer.status == 200

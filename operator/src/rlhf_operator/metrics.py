@@ -1,6 +1,7 @@
 """The operator's numbers for Prometheus, and its health by the age of the last resync."""
 
 import json
+import socket
 import threading
 import time
 from collections import Counter
@@ -15,6 +16,8 @@ from rlhf_operator.observe import parse_time
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 LONG_SECONDS = (5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600)
 PHASES = ("Pending", "Provisioning", "Training", "Suspended", "Restarting", "Succeeded", "Failed")
+ANY_ADDRESS = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
+"""Where probes and Prometheus are waited for: on a cluster of IPv6 alone they come by that."""
 FIRST_RESYNC_SECONDS = 120.0
 """How long the first resync may take before the operator counts as ill."""
 
@@ -79,12 +82,12 @@ class Metrics:
 
     def serve(self, port: int) -> int:
         """Serve `/metrics`, and tell the port."""
-        server, _ = prometheus_client.start_http_server(port, registry=self.registry)
+        server, _ = prometheus_client.start_http_server(port, ANY_ADDRESS, registry=self.registry)
         return int(server.server_port)
 
 
 class Health:
-    """Alive while resyncs come to an end: a silent watch does not hide behind a green probe."""
+    """Alive while resyncs come to an end, which also make up for a watch that went silent."""
 
     def __init__(self, longest_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         """Start the clock.
@@ -123,6 +126,9 @@ class Health:
             def log_message(self, *_args: object) -> None:
                 """Probes are not worth a line."""
 
-        server = ThreadingHTTPServer(("", port), Handler)
+        class Server(ThreadingHTTPServer):
+            address_family = socket.AF_INET6 if ANY_ADDRESS == "::" else socket.AF_INET
+
+        server = Server((ANY_ADDRESS, port), Handler)
         threading.Thread(target=server.serve_forever, name="health", daemon=True).start()
         return server.server_port
