@@ -89,6 +89,16 @@ def test_files_that_are_not_there(manifest, disk):
     assert errors["spec.data.prompts.path"].expected == "a JSONL file that exists"
 
 
+def test_paths_that_may_not_be_looked_at_are_told(manifest, disk):
+    long = "x" * 300  # such a name cannot be looked at by anybody, as a folder without rights by others
+    errors = errors_of(use(manifest, f"/models/{long}"), disk, models="m")
+    assert errors["spec.models.policy.path"].got == (
+        f"`/models/{long}`, which cannot be read (File name too long: {disk / 'm' / long})"
+    )
+    with pytest.raises(SpecError, match=r"--mount: got `/x+`; expected a folder that exists"):
+        parse_mounts([f"models=/{long}"])
+
+
 def test_problems_of_files_mounts_and_fields_are_told_together(manifest, disk):
     use(manifest, "nowhere")
     manifest["spec"]["rollout"] = {"topP": 0.5}

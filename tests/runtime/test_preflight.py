@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -124,6 +125,16 @@ def test_what_is_cheap_to_know_is_told_at_once_and_before_torch(make_config, tmp
     )
     document = config.model_dump_json(by_alias=True)
     assert subprocess.run([sys.executable, "-c", code, document], check=False).returncode == 42
+
+
+def test_a_model_that_may_not_be_read_is_told(make_config, model_folder, copy, monkeypatch):
+    long, closed = Path(f"/{'x' * 300}"), copy("closed")  # such a name cannot be looked at by anybody
+    readable = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != closed / "config.json" and readable(path, mode))
+    first, second = refusal(make_config(models=models_of(model_folder, long, closed)))
+    assert first.startswith(f"models.critic.path: got {long}, which cannot be read (File name too long); expected ")
+    assert second.startswith(f"models.reference.path: got {closed}/config.json, which cannot be read (no right to rea")
+    assert "chmod" in second
 
 
 @pytest.mark.parametrize(

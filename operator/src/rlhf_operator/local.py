@@ -1,6 +1,7 @@
 """What running on this machine adds to a plan: folders in the place of volumes, and a look at what is there."""
 
 import itertools
+import os.path
 import posixpath
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +35,7 @@ def parse_mounts(options: Sequence[str]) -> dict[str, Path]:
             errors.append(FieldError("--mount", f"`{option}`", "NAME=DIR", "write such as --mount models=./models"))
         elif name in mounts:
             errors.append(FieldError("--mount", f"`{name}` again", "each name once", "remove one of the two"))
-        elif not path.is_dir():
+        elif not os.path.isdir(path):  # unlike Path's, false where a folder above may not be looked into
             errors.append(FieldError("--mount", f"`{folder}`", "a folder that exists", "create it or correct the name"))
         mounts[name] = path
     if errors:
@@ -127,8 +128,12 @@ class _Places:
         if problem := self.not_mounted(field, path):
             return problem
         place = self.local(path)
-        if (place / marker).is_file():
-            return None
+        try:
+            if (place / marker).is_file():
+                return None
+        except OSError as error:  # such as a folder above that may not be looked into
+            fix = "correct the path, or let this user read it, as by chmod -R a+rX"
+            return FieldError(field, f"`{path}`, which cannot be read ({error.strerror}: {place})", expected, fix)
         got = f"`{path}`" if str(place) == path else f"`{path}`, which is {place} here"
         fix = "correct the path" if posixpath.isabs(path) else "correct the path: it starts at the manifest's folder"
         return FieldError(field, got, expected, fix)
@@ -202,7 +207,7 @@ def _unknown_mounts(spec: RLHFJobSpec, mounts: Mapping[str, Path]) -> Iterator[F
 
 
 def _missing_code(code: Path | None) -> Iterator[FieldError]:
-    if code and not code.is_dir():
+    if code and not os.path.isdir(code):
         fix = f"create the folder {code} with the modules of the ConfigMap"
         yield FieldError("spec.code.configMap", f"`{code.name}`", "a folder of that name beside the manifest", fix)
 

@@ -140,6 +140,28 @@ def _reward_models(config: RuntimeConfig) -> dict[str, RewardModel]:
 
 
 def _folder_problems(path: str, folder: Path, weights: Sequence[str], needs_tokenizer: bool) -> list[FieldError]:
+    try:
+        return _unreadable_files(path, folder) or _content_problems(path, folder, weights, needs_tokenizer)
+    except OSError as error:  # Path.is_dir and its like raise where a folder above may not be looked into
+        return [_unreadable(path, error.filename or folder, error.strerror or str(error))]
+
+
+def _unreadable_files(path: str, folder: Path) -> list[FieldError]:
+    """Raises OSError for a folder that may not be looked into."""
+    files = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [
+        _unreadable(path, file, "no right to read it")
+        for file in files
+        if not file.name.startswith(".") and file.is_file() and not os.access(file, os.R_OK)
+    ]
+
+
+def _unreadable(path: str, place: object, reason: str) -> FieldError:
+    fix = "let the user of this process read the folder, as by chmod -R a+rX, or on a cluster by the volume's fsGroup"
+    return FieldError(path, f"{place}, which cannot be read ({reason})", "a Hugging Face model folder", fix)
+
+
+def _content_problems(path: str, folder: Path, weights: Sequence[str], needs_tokenizer: bool) -> list[FieldError]:
     if not folder.is_dir():
         fix = "correct the path, or mount the volume that holds it"
         return [FieldError(path, f"{folder}, which is no folder", "a Hugging Face model folder", fix)]
