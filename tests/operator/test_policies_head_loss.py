@@ -14,8 +14,8 @@ READY = status(
 NO_HEAD = {"conditions": {"HeadPodReady": False}, "head_reason": "HeadPodNotFound"}
 
 
-def reason(told, seen, driver=None, seconds=0.0, pods=()):
-    found = loss(told, seen, driver, at(seconds), patience_seconds=300, pods=pods)
+def reason(told, seen, driver=None, seconds=0.0, silent_since=0.0, pods=()):
+    found = loss(told, seen, driver, at(seconds), 300, at(silent_since), pods)
     return found and found.reason
 
 
@@ -53,6 +53,9 @@ def test_a_job_api_that_is_away_is_waited_for_so_long_and_no_longer():
     away = READY.model_copy(update={"unreachable_since": "2026-01-01T00:00:00Z"})
     assert reason(away, cluster(), DriverView("unreachable"), 299) is None
     assert reason(away, cluster(), DriverView("unreachable"), 300) == "JobApiUnreachable"
+    assert reason(away, cluster(), DriverView("unreachable"), 699, silent_since=400) is None
+    assert reason(away, cluster(), DriverView("unreachable"), 700, silent_since=400) == "JobApiUnreachable"
+    assert reason(away, cluster(), DriverView("unreachable"), 299, silent_since=-400) is None
 
 
 def test_a_cluster_whose_pod_ended_before_it_was_whole_is_given_up():

@@ -13,6 +13,7 @@ from rlhf_api.status import PoolStatus
 from rlhf_operator import conditions
 from rlhf_operator.conditions import changed_at, condition_of, is_true, reason_of
 from rlhf_operator.decision import LATER, SOON, Decision, Draft, DropJob, MakeCluster, Patience, Seen, Submit
+from rlhf_operator.kuberay import HEAD_GROUP
 from rlhf_operator.manifests import cluster_name, submission_id
 from rlhf_operator.observe import format_time, parse_time, troubles
 from rlhf_operator.policies.deadlines import deadlines
@@ -77,6 +78,7 @@ def _refused(draft: Draft) -> bool:
     accepted = not problems and is_true(draft.status, "Accepted")
     if accepted or draft.status.ray_cluster is not None:
         return False
+    draft.drop(seen.others)
     if problems is None:
         draft.look_again(SOON)
     unknown = f"Whether the spec can be run is not known yet: {seen.blind}"
@@ -142,7 +144,7 @@ def _lost(draft: Draft) -> bool:
     if status.ray_cluster is None:
         return False
     patience = draft.patience.job_api_seconds
-    lost = loss(draft.status, seen.ours, seen.driver, seen.now, patience, seen.pods or ())
+    lost = loss(draft.status, seen.ours, seen.driver, seen.now, patience, seen.silent_since, seen.pods or ())
     if lost is None:
         return False
     draft.count("Infrastructure", lost.reason, lost.message)
@@ -165,11 +167,11 @@ def _without_cluster(draft: Draft) -> bool:
             draft.look_again(SOON)
             draft.waits_for(f"Waiting until RayCluster {names} is gone.")
             return True
-        if seen.leftovers or seen.leftovers is None:
+        if seen.leftovers or None in (seen.leftovers, seen.lingering):
             draft.look_again(SOON)
             draft.waits_for(f"Waiting until all of the last cluster is gone. {seen.blind}".strip())
             return True
-        if _backs_off(draft):
+        if _backs_off(draft) or _outlived(draft):
             return True
         number = (status.cluster or 0) + 1
         name = cluster_name(seen.job.name, number)
@@ -322,6 +324,19 @@ def _backs_off(draft: Draft) -> bool:
     message = f"The next try begins at {format_time(time)}. The last one ended with {last.reason}: {last.message}"
     draft.tell("Training", False, conditions.BACKING_OFF, message)
     draft.look_again((time - draft.seen.now).total_seconds())
+    draft.waits_for(message)
+    return True
+
+
+def _outlived(draft: Draft) -> bool:
+    """Whether pods outlive the last cluster: its driver, among them, would write where the next one resumes."""
+    pods = sorted(draft.seen.lingering or (), key=lambda pod: (pod.group != HEAD_GROUP, pod.name))
+    if not pods:
+        return False
+    what = f"pod {pods[0].name}" + (" and others" if len(pods) > 1 else "")
+    message = f"Waiting until {what} of the last cluster has ended."
+    draft.tell("ClusterReady", False, conditions.WAITING_FOR_PREDECESSOR, message)
+    draft.look_again(SOON)
     draft.waits_for(message)
     return True
 

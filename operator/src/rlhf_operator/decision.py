@@ -47,10 +47,14 @@ class Seen:
     """The job's other RayClusters."""
     leftovers: tuple["Leftover", ...] | None = ()
     """What is left of a cluster that is gone; None where that cannot be looked at."""
+    lingering: tuple[PodView, ...] | None = ()
+    """Pods of a cluster that is gone which may still run; None where they cannot be looked at."""
     pods: tuple[PodView, ...] | None = None
     """The cluster's pods, where they were looked at."""
     driver: DriverView | None = None
     """Ray's word about the current try, where it was asked."""
+    silent_since: datetime | None = None
+    """When this process first found Ray's job API silent since it last answered; None where it did not."""
     feasibility: Feasibility | None = None
     """Whether nodes fit, where it was looked at."""
     trouble: str | None = None

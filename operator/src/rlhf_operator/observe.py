@@ -7,7 +7,7 @@ them tells how the cluster fares.
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from rlhf_api import SpecError
@@ -22,6 +22,8 @@ Object = Mapping[str, Any]
 Key = tuple[str, str]
 """Namespace and name."""
 
+KILL_SLACK = timedelta(seconds=10)
+"""After a pod's grace: until it is killed, and by which clocks differ."""
 TROUBLES = 3
 """Pods whose trouble is told, each with its own reason."""
 
@@ -134,6 +136,14 @@ class PodView:
     """Why it does not run, in Kubernetes' words; None where it runs, or merely starts."""
     ended: bool = False
     """Whether a container of its own ended it for good: another pod takes its place, which may end as it did."""
+    over: bool = False
+    """Whether all of its containers have ended, by its phase."""
+    grace_ends: datetime | None = None
+    """When it is killed, since it is being deleted; None where it is not."""
+
+    def may_run(self, now: datetime) -> bool:
+        """Whether processes of it may still run. On a node that is lost nobody tells that they ended: time does."""
+        return not self.over and (self.grace_ends is None or now < self.grace_ends + KILL_SLACK)
 
 
 @dataclass(frozen=True)
@@ -223,13 +233,16 @@ def pod_view(obj: Object) -> PodView:
     """A pod, and why it does not run."""
     meta, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
     conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
-    ready = conditions.get("Ready", {}).get("status") == "True" and "deletionTimestamp" not in meta
+    deleted = meta.get("deletionTimestamp")
+    ready = conditions.get("Ready", {}).get("status") == "True" and deleted is None
     return PodView(
         name=meta["name"],
         group=(meta.get("labels") or {}).get(GROUP_LABEL, ""),
         ready=ready,
         trouble=None if ready else _trouble(status, conditions),
         ended=not ready and spec.get("restartPolicy") == "Never" and _has_ended(status),
+        over=status.get("phase") in ("Succeeded", "Failed"),
+        grace_ends=parse_time(deleted) if deleted else None,
     )
 
 

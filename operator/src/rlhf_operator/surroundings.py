@@ -28,7 +28,7 @@ from rlhf_operator.kube import (
     Object,
 )
 from rlhf_operator.kuberay import CLUSTER_LABEL
-from rlhf_operator.manifests import Owner, Rendered, check_pruned, cluster_name, render
+from rlhf_operator.manifests import JOB_LABEL, Owner, Rendered, check_pruned, cluster_name, render
 from rlhf_operator.observe import ClusterView, DriverView, JobView, PodView, cluster_view, owner_of, pod_view
 from rlhf_operator.policies.edits import must_be_read
 from rlhf_operator.policies.head_loss import HEAD_ENDED, HEAD_GONE
@@ -70,7 +70,11 @@ class Memory:
     told: datetime | None = None
     """When its status was last written."""
     tidied: int = 0
-    """Number of the last cluster that is known to have left nothing behind."""
+    """Number of the last cluster that is known to have left no object behind."""
+    emptied: int = 0
+    """Number of the last cluster that is known to have no pod that runs."""
+    silent_since: datetime | None = None
+    """When Ray's job API was first found silent since it last answered; None where it was not."""
 
 
 @dataclass(frozen=True)
@@ -132,10 +136,12 @@ class Surroundings:
                 problems = () if rendered else None
             except SpecError as error:
                 problems = tuple(error.errors)
-        waits = not (_finished(job) or terms.suspend or problems or (ours and (ours.ready_by_sums or ours.suspended)))
+        rests = _finished(job) or terms.suspend
+        waits = not (rests or problems or (ours and (ours.ready_by_sums or ours.suspended)))
         nodes = await _unless_blind(self.nodes(), []) if waits else None
         pods = await self._pods(job, ours, memory) if ours else None
         blind += [memory.pods_trouble] if ours and memory.pods_trouble else []
+        driver = await self._driver(job, ours, memory) if ours else None
         return Seen(
             job=job,
             now=self._clock(),
@@ -145,8 +151,10 @@ class Surroundings:
             cluster=cluster,
             others=tuple(other for other in owned if other.name != job.status.ray_cluster),
             leftovers=await _unless_blind(self._leftovers(job, owned, memory), blind),
+            lingering=() if rests else await _unless_blind(self._lingering(job, owned, memory), blind),
             pods=pods,
-            driver=await self._driver(job, ours, memory) if ours else None,
+            driver=driver,
+            silent_since=memory.silent_since,
             feasibility=feasibility(terms.pools, nodes.items) if nodes else None,
             trouble=memory.trouble,
             blind="; ".join(blind),
@@ -272,8 +280,8 @@ class Surroundings:
 
     async def _leftovers(self, job: JobView, owned: list[ClusterView], memory: Memory) -> tuple[Leftover, ...]:
         """What is left of the last cluster, once its RayCluster is gone."""
-        number = job.status.cluster or 0
-        if job.deleting or job.status.ray_cluster or owned or number == memory.tidied:
+        number = _gone(job, owned)
+        if number in (0, memory.tidied):
             return ()
         name, found = cluster_name(job.name, number), list[Leftover]()
         for resource in (NETWORKPOLICIES, CONFIGMAPS):
@@ -284,6 +292,17 @@ class Surroundings:
             memory.tidied = number
         return tuple(found)
 
+    async def _lingering(self, job: JobView, owned: list[ClusterView], memory: Memory) -> tuple[PodView, ...]:
+        """The job's pods that may still run, once its RayCluster is gone: they have their grace, it had none."""
+        number = _gone(job, owned)
+        if number in (0, memory.emptied):
+            return ()
+        listing = await self.call(self.kube.list, PODS, job.namespace, f"{JOB_LABEL}={job.name}", pod_view)
+        found = tuple(pod for pod in listing.items if pod.may_run(self._clock()))
+        if not found:
+            memory.emptied = number
+        return found
+
     async def _driver(self, job: JobView, cluster: ClusterView, memory: Memory) -> DriverView | None:
         """Ray's word about the current try, where there is one, and a head that could tell."""
         head = cluster.conditions.get("HeadPodReady")
@@ -291,9 +310,11 @@ class Surroundings:
         if job.status.submission_id is None or cluster.suspended or cluster.deleting or gone:
             return None
         try:
-            return await self.rays.look(await self.head(cluster, memory), job.status.submission_id)
+            driver = await self.rays.look(await self.head(cluster, memory), job.status.submission_id)
         except KubeError as error:
-            return DriverView("unreachable", f"the Secret of its token cannot be read: {error}")
+            driver = DriverView("unreachable", f"the Secret of its token cannot be read: {error}")
+        memory.silent_since = (memory.silent_since or self._clock()) if driver.state == "unreachable" else None
+        return driver
 
     def _render(self, job: JobView, cluster: int, crd: Object | None) -> Rendered:
         plan = plan_cluster(RLHFJob.from_cluster(job.manifest), self.settings.default_image)
@@ -307,6 +328,11 @@ class Surroundings:
 
 def _finished(job: JobView) -> bool:
     return job.status.phase in ("Succeeded", "Failed")
+
+
+def _gone(job: JobView, owned: list[ClusterView]) -> int:
+    """Number of a job's last cluster once its RayCluster is gone; 0 while it is there, and where there was none."""
+    return 0 if job.deleting or job.status.ray_cluster or owned else job.status.cluster or 0
 
 
 async def _unless_blind(look: Awaitable[T], blind: list[str]) -> T | None:

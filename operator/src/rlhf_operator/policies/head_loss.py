@@ -36,6 +36,7 @@ def loss(
     driver: DriverView | None,
     now: datetime,
     patience_seconds: float,
+    silent_since: datetime | None = None,
     pods: Iterable[PodView] = (),
 ) -> Loss | None:
     """Why the current cluster counts as lost; None if it does not.
@@ -46,6 +47,7 @@ def loss(
         driver: Ray's word about the current try, None where it was not asked.
         now: the time.
         patience_seconds: how long Ray's job API may stay away.
+        silent_since: when this process first found it so: of the time before nobody knows whether it answered.
         pods: the cluster's, where they were looked at.
     """
     if cluster is None or cluster.deleting:
@@ -61,8 +63,8 @@ def loss(
     if driver and driver.state == "unknown" and reason_of(status, "Training") in STARTED:
         return Loss("HeadRestarted", f"Ray no longer knows {status.submission_id}: its head was started anew.")
     if driver and driver.state == "unreachable" and status.unreachable_since:
-        away = (now - parse_time(status.unreachable_since)).total_seconds()
-        if away >= patience_seconds:
+        told = parse_time(status.unreachable_since)
+        if (now - max(told, silent_since or told)).total_seconds() >= patience_seconds:
             message = f"Ray's job API did not answer for {patience_seconds:g} s: {driver.message}"
             return Loss("JobApiUnreachable", message)
     return None
