@@ -129,6 +129,9 @@ DECIDED = {
     "spec.automountServiceAccountToken": {"automountServiceAccountToken": True},
     "spec.nodeName": {"nodeName": "a"},
     "spec.volumes[0].name": {"volumes": [{"name": "rlhf-config", "emptyDir": {}}]},
+    "spec.volumes[0].projected.sources[1].serviceAccountToken": {
+        "volumes": [{"name": "v", "projected": {"sources": [{"secret": {}}, {"serviceAccountToken": {"path": "t"}}]}}]
+    },
     "spec.containers[0].env[0].name": ray(env=[{"name": "RAY_AUTH_MODE", "value": "disabled"}]),
     "spec.containers[0].volumeMounts[0].mountPath": ray(volumeMounts=[{"name": "rlhf-tmp", "mountPath": "/etc"}]),
     "spec.containers[0].ports[0]": ray(ports=[{"name": "x", "containerPort": 8265}]),
@@ -142,6 +145,13 @@ DECIDED = {
 def test_what_the_operator_decides_is_refused_by_name(refused, field):
     [problem] = refused(DECIDED[field])
     assert problem.startswith(f"{POOL}.{field}: got ")
+
+
+@pytest.mark.parametrize("projected", [{"sources": [{"configMap": {"name": "c"}}]}, {"sources": "x"}, {}, "x"])
+def test_other_projected_volumes_are_the_users_own(pod, projected):
+    volume = {"name": "v", "projected": projected}
+    spec = pod({"volumes": [volume], "serviceAccountName": "reader"})["spec"]
+    assert (spec["volumes"][-1], spec["serviceAccountName"]) == (volume, "reader")
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ _POD_FIELDS = {
     "ephemeralContainers": "they are for pods that run",
 }
 """Fields of a pod that stay as they are, and why."""
+_TOKEN = "serviceAccountToken"
+"""Source of a projected volume that would hold such credentials."""
 _RESOURCES = {"cpu": "`cpu`", "memory": "`memory`"}
 
 
@@ -101,9 +103,16 @@ def _labels(given: Mapping[str, Any], ours: Mapping[str, str], path: str) -> Ite
 
 def _volumes(override: Mapping[str, Any], path: str) -> Iterator[FieldError]:
     for index, volume in enumerate(override.get("volumes", ())):
+        here = f"{path}.volumes[{index}]"
         if volume["name"] in (CONFIG_VOLUME, CODE_VOLUME):
             expected = "another name: the operator mounts this one"
-            yield FieldError(f"{path}.volumes[{index}].name", f"`{volume['name']}`", expected, "choose another")
+            yield FieldError(f"{here}.name", f"`{volume['name']}`", expected, "choose another")
+        projected = volume.get("projected")
+        sources = projected.get("sources") if isinstance(projected, dict) else None
+        for number, source in enumerate(sources if isinstance(sources, list) else ()):
+            if isinstance(source, dict) and _TOKEN in source:
+                expected = f"none: {_POD_FIELDS['automountServiceAccountToken']}"
+                yield FieldError(f"{here}.projected.sources[{number}].{_TOKEN}", f"`{_TOKEN}`", expected, "remove it")
 
 
 def _variables(container: Mapping[str, Any], path: str) -> Iterator[FieldError]:
