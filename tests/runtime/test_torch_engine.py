@@ -5,6 +5,7 @@ import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -375,3 +376,21 @@ def test_a_model_that_caps_its_logits_is_refused(tmp_path: Path) -> None:
     gemma = materialize(ModelSource(random=RandomModel(architecture="gemma2", config=config)), tmp_path)
     with pytest.raises(InputError, match="got a gemma2 model, which changes its logits"):
         engine(gemma)
+
+
+def test_a_gpu_without_enough_memory_is_told_with_what_to_lower(peaked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = (
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which 1.25 GiB is "
+        "free. Including non-PyTorch memory, this process has 77.85 GiB memory in use. See documentation for more."
+    )
+    trained, rows = engine(peaked, rate=0.1), sequences()
+    wanted = "training: got 2.00 GiB more asked for of a GPU of 79.10 GiB with 1.25 GiB free; expected what fits on the"
+    for error in (torch.OutOfMemoryError(said), RuntimeError("CUDA error: out of memory")):
+        monkeypatch.setattr(trained.module, "forward", Mock(side_effect=error))
+        for act in (lambda: trained.score(rows), lambda: trained.train_step(rows, mean_loss(rows))):
+            with pytest.raises(InputError, match=r"training: got .* lower training\.microBatchTokens") as caught:
+                act()
+            assert wanted in str(caught.value) or "got CUDA error: out of memory; expected" in str(caught.value)
+    monkeypatch.setattr(trained.module, "forward", Mock(side_effect=RuntimeError("another")))
+    with pytest.raises(RuntimeError, match="another"):
+        trained.score(rows)

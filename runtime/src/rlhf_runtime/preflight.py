@@ -7,6 +7,7 @@
 Problems of one stage are told together; a later stage is entered only when the earlier ones found none.
 """
 
+import itertools
 import json
 import math
 import os
@@ -147,13 +148,10 @@ def _folder_problems(path: str, folder: Path, weights: Sequence[str], needs_toke
 
 
 def _unreadable_files(path: str, folder: Path) -> list[FieldError]:
-    """Raises OSError for a folder that may not be looked into."""
+    """The first file without a right to read it. Raises OSError for a folder that may not be looked into."""
     files = sorted(folder.iterdir()) if folder.is_dir() else []
-    return [
-        _unreadable(path, file, "no right to read it")
-        for file in files
-        if not file.name.startswith(".") and file.is_file() and not os.access(file, os.R_OK)
-    ]
+    closed = (f for f in files if not f.name.startswith(".") and f.is_file() and not os.access(f, os.R_OK))
+    return [_unreadable(path, file, "no right to read it") for file in itertools.islice(closed, 1)]
 
 
 def _unreadable(path: str, place: object, reason: str) -> FieldError:

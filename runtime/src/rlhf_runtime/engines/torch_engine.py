@@ -34,11 +34,20 @@ from rlhf_runtime.engines.optimizer import Step, Stepper
 from rlhf_runtime.engines.sequences import BLANK, ModelInput, Sequences
 from rlhf_runtime.engines.training_state import own_tensors
 from rlhf_runtime.errors import InputError
-from rlhf_runtime.hugging_face import write_model
+from rlhf_runtime.hugging_face import Trained
+from rlhf_runtime.memory import enough_memory
+from rlhf_runtime.model_writer import write_model
 from rlhf_runtime.weight_sync.verify import checksum
 
 PREFIX = "network."
 """What the engine puts before the names that Hugging Face gives to a model's parameters."""
+
+ENOUGH_MEMORY = enough_memory(
+    "training",
+    "lower training.microBatchTokens, set training.activationCheckpointing, give the group more workers, or lower "
+    "rollout.gpuMemoryUtilization where engines share the GPU",
+)
+"""Around what computes on the GPU."""
 
 Loss = Callable[[tuple[torch.Tensor, ...], torch.Tensor], torch.Tensor]
 """From a model's outputs [n] and those tokens' places [n] in the flat order of all response tokens, to a scalar."""
@@ -178,9 +187,10 @@ class TorchEngine:
         recompute: Whether the backward pass computes each layer anew, and not what it needs of it is kept.
 
     Raises:
-        InputError: when the folder holds no such model.
+        InputError: when the folder holds no such model, or, from any method, when a GPU's memory does not suffice.
     """
 
+    @ENOUGH_MEMORY
     def __init__(
         self,
         folder: Path,
@@ -216,6 +226,7 @@ class TorchEngine:
         """The learning rate of the latest optimizer step."""
         return self.stepper.learning_rate if self.stepper else 0.0
 
+    @ENOUGH_MEMORY
     @torch.no_grad()
     def score(self, sequences: Sequences) -> tuple[torch.Tensor, ...]:
         """Outputs for all response tokens, each [N] float32 on the CPU in row order.
@@ -232,6 +243,7 @@ class TorchEngine:
         self.module.reshard()  # the root keeps its parameters whole after a forward pass
         return flat
 
+    @ENOUGH_MEMORY
     def train_step(self, sequences: Sequences, loss: Loss) -> Step:
         """One optimizer step on the sum of a loss over the micro-batches of all ranks.
 
@@ -256,19 +268,22 @@ class TorchEngine:
             total += value.detach()
         return total
 
-    def export(self, folder: Path) -> None:
+    def export(self, folder: Path, trained: Trained) -> None:
         """Write the model as a Hugging Face folder: config, safetensors, the tokenizer's files. All ranks call it.
 
-        The folder appears once it is complete, in place of one that was there.
+        The folder appears once it is complete, in place of one that was there. Rank 0 writes it, which may take longer
+        than ranks may wait for each other: the others return at once.
+
+        Raises:
+            CheckpointError: on rank 0, when it cannot be written.
         """
         weights = {}
         for name, tensor in own_tensors(self.network):
             full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
             if dist.get_rank() == 0:
-                weights[name] = full.detach().cpu()
+                weights[name] = [full.detach().cpu()]
         if dist.get_rank() == 0:
-            write_model(self.network, weights, self.folder, folder)
-        dist.barrier()
+            write_model(self.network, weights, self.folder, folder, trained)
 
     def state(self) -> State:
         """This rank's rows of the state of training, copied to the CPU."""

@@ -5,6 +5,7 @@ being replaced, refuses.
 """
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from rlhf_api.pools import Device
 from rlhf_api.runtime_config import RuntimeConfig, Transport
 
 from rlhf_runtime.errors import InputError, WeightSyncError
+from rlhf_runtime.memory import enough_memory
 from rlhf_runtime.weight_sync.dtypes import ENGINE_DTYPES
 from rlhf_runtime.weight_sync.verify import ReceivedWeights
 
@@ -34,6 +36,17 @@ ENVIRONMENT = {
 """Read by vLLM on import: one process a device, quiet, free to run on any CPU of a node that engines share, nothing
 asked of or told to the network."""
 GIB = 1 << 30
+FIX = (
+    "choose another model, change rollout.gpuMemoryUtilization or rollout.tensorParallelSize, or lower the lengths "
+    "in `data`"
+)
+ENOUGH_MEMORY = enough_memory("rollout.gpuMemoryUtilization", FIX)
+WORKERS_FAILED = "WorkerProc initialization failed"
+"""All that vLLM says where a process of several could not start; the reason stands in what that one wrote."""
+STDOUT = Path("/proc/self/fd/1")
+"""Where this process and its children write, which is a file of Ray's."""
+_ERROR = re.compile(r"(?:^|[\])] )((?:\w+\.)*\w*(?:Error|Exception): .+)$", re.MULTILINE)
+"""The last line of a traceback, be it behind a log line's beginning."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +124,7 @@ class VLLMEngine:
         """VLLM's own entry point, which offers the weight-transfer methods of its API."""
         return self._llm
 
+    @ENOUGH_MEMORY
     def generate(
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], sampling: Sampling, version: int
     ) -> list[Response]:
@@ -123,6 +137,7 @@ class VLLMEngine:
             version: The version of the weights that the trainer allows.
 
         Raises:
+            InputError: when the GPU's memory does not suffice.
             WeightSyncError: when the engine is paused or holds another version.
         """
         self._check(version)
@@ -195,6 +210,7 @@ class VLLMEngine:
             )
 
 
+@ENOUGH_MEMORY
 def _start(model: Path, settings: EngineSettings) -> "LLM":
     threads = max(1, torch.get_num_threads() // settings.tensor_parallel_size)
     os.environ |= ENVIRONMENT | {"OMP_NUM_THREADS": str(threads)}
@@ -210,6 +226,7 @@ def _start(model: Path, settings: EngineSettings) -> "LLM":
     if on_cpu:
         _check_head_size(config)
     _load_architectures(config.architectures)
+    written = len(_written())
     try:
         return LLM(
             str(model),
@@ -229,11 +246,28 @@ def _start(model: Path, settings: EngineSettings) -> "LLM":
             weight_transfer_config=WeightTransferConfig(backend=ENGINE_BACKENDS[settings.transport]),
             worker_extension_cls=WORKER_EXTENSION,
         )
-    except ValueError as error:
+    except Exception as error:
+        if WORKERS_FAILED in str(error):
+            reason = _first_error(_written()[written:])
+        elif isinstance(error, ValueError):
+            reason = str(error)
+        else:
+            raise
         raise InputError(
-            f"models.policy: got {model}, which vLLM refuses ({error}); expected a model and a KV cache that fit "
-            f"{settings.device}. Fix: choose another model, or change `rollout` or the lengths in `data`"
+            f"models.policy: got {model}, which vLLM refuses ({reason}); expected a model and a KV cache that fit "
+            f"{settings.device}. Fix: {FIX}"
         ) from error
+
+
+def _written() -> bytes:
+    """What this process and its children have written so far, as far as that is a file."""
+    return STDOUT.read_bytes() if STDOUT.is_file() else b""
+
+
+def _first_error(written: bytes) -> str:
+    """The first error that an engine's processes told of, and where the others are."""
+    found = _ERROR.search(written.decode(errors="replace"))
+    return f"{found[1] if found else 'a process of the engine failed'}; more in {STDOUT.resolve()}"
 
 
 def _load_architectures(names: Sequence[str]) -> None:

@@ -21,6 +21,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICA
 from transformers.utils import logging as hf_logging
 
 from rlhf_runtime.errors import InputError, RewardError
+from rlhf_runtime.memory import enough_memory
 from rlhf_runtime.models import load_tokenizer
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 _CLASSIFIER = "a sequence classifier with one output"
 _SHOWN = 60
+_ENOUGH_MEMORY = enough_memory(
+    "rewards", "lower training.microBatchTokens, or rollout.gpuMemoryUtilization where engines share the GPU"
+)
 
 
 @dataclass(frozen=True)
@@ -58,9 +62,10 @@ class ModelTerm:
         micro_batch_tokens: Most tokens, padding counted, of one forward pass; one row is always let through.
 
     Raises:
-        InputError: when the folder holds no such classifier.
+        InputError: when the folder holds no such classifier, or the GPU's memory does not suffice for it.
     """
 
+    @_ENOUGH_MEMORY
     def __init__(self, reward: Reward, path: str, device: torch.device, micro_batch_tokens: int) -> None:
         assert reward.model is not None, "a term without a model"
         self.name = reward.name
@@ -72,6 +77,7 @@ class ModelTerm:
         self._files = read_files(reward.model, path)
         self._network = _load(self._files, path).to(device)
 
+    @_ENOUGH_MEMORY
     def score(self, prompts: Sequence[str], responses: Sequence[str], columns: Sequence[Any]) -> np.ndarray:
         """Unweighted scores [B] float32 of B responses, in their order.
 
@@ -82,6 +88,7 @@ class ModelTerm:
 
         Raises:
             RewardError: naming the first response that is too long, or whose score is not finite.
+            InputError: when the GPU's memory does not suffice.
         """
         tokens = self._tokenize(prompts, responses)
         scores = torch.zeros(len(tokens))
