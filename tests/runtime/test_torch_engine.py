@@ -9,12 +9,15 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from rlhf_api import RuntimeConfig
 from rlhf_api.roles import ModelSource, RandomModel
 from rlhf_api.training import Optimizer
+from rlhf_runtime.engines import torch_engine
 from rlhf_runtime.engines.sequences import Sequences
 from rlhf_runtime.engines.torch_engine import TorchEngine
 from rlhf_runtime.errors import InputError, NumericalError
+from rlhf_runtime.hugging_face import Trained
 from rlhf_runtime.models import load_tokenizer, materialize
 from rlhf_runtime.protocol import DataProto
 from rlhf_runtime.ragged import ragged
@@ -170,7 +173,7 @@ def test_an_export_is_the_trained_model(folder: Path, tmp_path: Path) -> None:
     trained.train_step(sequences(), mean_loss(sequences()))
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "stale.bin").touch()
-    trained.export(tmp_path / "out")
+    trained.export(tmp_path / "out", Trained(step=1))
     scores = trained.score(sequences())
     assert all(map(torch.equal, engine(tmp_path / "out").score(sequences()), scores))
     torch.testing.assert_close(left_padded_scores(tmp_path / "out", sequences(), 1.0), scores, atol=1e-4, rtol=1e-5)
@@ -182,11 +185,19 @@ def test_an_export_is_the_trained_model(folder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "stale.bin").exists()
 
 
+def test_no_rank_waits_for_the_one_that_writes(peaked: Path, tmp_path: Path, monkeypatch) -> None:
+    collectives: list[int] = []
+    begun = dist.distributed_c10d._get_default_group()._get_sequence_number_for_group
+    monkeypatch.setattr(torch_engine, "write_model", lambda *_: collectives.append(begun()))
+    engine(peaked).export(tmp_path / "out", Trained(step=1))
+    assert collectives == [begun()]
+
+
 def test_a_folder_that_lacks_weights_is_refused(peaked: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     lacking = tmp_path / "lacking"
-    engine(peaked, rate=1.0).export(lacking)
+    engine(peaked, rate=1.0).export(lacking, Trained(step=0))
     state = load_file(lacking / "model.safetensors")
     del state["model.layers.1.mlp.up_proj.weight"]
     save_file(state, lacking / "model.safetensors", metadata={"format": "pt"})
@@ -384,7 +395,7 @@ def test_a_gpu_without_enough_memory_is_told_with_what_to_lower(peaked: Path, mo
         "free. Including non-PyTorch memory, this process has 77.85 GiB memory in use. See documentation for more."
     )
     trained, rows = engine(peaked, rate=0.1), sequences()
-    wanted = "training: got 2.00 GiB more asked for of a GPU of 79.10 GiB with 1.25 GiB free; expected what fits on the"
+    wanted = "training: got CUDA out of memory (2.00 GiB more of a GPU of 79.10 GiB with 1.25 GiB free); expected what"
     for error in (torch.OutOfMemoryError(said), RuntimeError("CUDA error: out of memory")):
         monkeypatch.setattr(trained.module, "forward", Mock(side_effect=error))
         for act in (lambda: trained.score(rows), lambda: trained.train_step(rows, mean_loss(rows))):

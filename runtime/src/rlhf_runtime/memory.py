@@ -28,9 +28,7 @@ def enough_memory(path: str, fix: str) -> Iterator[None]:
         if "out of memory" not in str(error):
             raise
         asked = _ASKED.search(str(error))
-        got = "{} more asked for of a GPU of {} with {} free".format(*asked.groups()) if asked else _first_line(error)
+        got = str(error).partition("\n")[0].rstrip(".")
+        if asked:
+            got = "CUDA out of memory ({} more of a GPU of {} with {} free)".format(*asked.groups())
         raise InputError(str(FieldError(path, got, "what fits on the GPU", fix))) from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0].rstrip(".")
