@@ -167,6 +167,20 @@ def test_an_evaluation_samples_only_above_temperature_0(manifest, given, name, t
         assert errors_of(manifest)["spec.data.evaluation"].fix == f"raise `temperature`, or remove `{name}`"
 
 
+@pytest.mark.parametrize("temperature", [0.01, 2])
+def test_temperatures_that_vllm_samples_at(manifest, temperature):
+    manifest["spec"]["rollout"] = {"temperature": temperature}
+    manifest["spec"]["data"]["evaluation"] = {"prompts": {"builtin": "arithmetic"}, "temperature": temperature}
+    assert RLHFJob.parse(manifest).spec.rollout.temperature == temperature
+
+
+@pytest.mark.parametrize("temperature", [0.009, 2.1])
+def test_temperatures_that_vllm_would_change_or_refuse(manifest, temperature):
+    manifest["spec"]["rollout"] = {"temperature": temperature}
+    manifest["spec"]["data"]["evaluation"] = {"prompts": {"builtin": "arithmetic"}, "temperature": temperature}
+    assert set(errors_of(manifest)) == {"spec.rollout.temperature", "spec.data.evaluation.temperature"}
+
+
 def test_two_algorithms_are_one_too_many(manifest):
     manifest["spec"]["algorithm"] = {"ppo": {}, "grpo": {}}
     error = errors_of(manifest)["spec.algorithm"]

@@ -19,6 +19,8 @@ Integer = Annotated[int, BeforeValidator(_whole), Field(ge=-(2**63), le=2**63 - 
 PositiveInt = Annotated[Integer, Field(ge=1)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
+Temperature = Annotated[float, Field(ge=0.01, le=2)]
+"""What vLLM samples at: it makes 0.01 of one nearer to 0 without an error, and refuses one above 2."""
 Fraction = Annotated[float, Field(ge=0, le=1)]
 DNS_1123 = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 DNS_1035 = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"

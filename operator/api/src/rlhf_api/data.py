@@ -2,12 +2,11 @@
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from rlhf_api.base import (
     ApiModel,
     Integer,
-    NonNegativeFloat,
     PositiveInt,
     field_problem,
     require_exactly_one,
@@ -19,6 +18,12 @@ def _check_row(row: Any) -> Any:
     if not isinstance(row, str | dict):
         raise field_problem(repr(row), "a text or a mapping", "quote the prompt, or give a mapping with its fields")
     return require_json(row) if isinstance(row, dict) else row
+
+
+def _check_temperature(temperature: float) -> float:
+    if 0 < temperature < 0.01:
+        raise field_problem(f"{temperature:g}", "0, or at least 0.01, which vLLM would make of it", "use 0 or 0.01")
+    return temperature
 
 
 Row = Annotated[str | dict[str, Any], BeforeValidator(_check_row)]
@@ -55,8 +60,8 @@ class Evaluation(ApiModel):
     """Steps from one evaluation to the next; there is one before the first step and one after the last, too."""
     samples_per_prompt: PositiveInt = 1
     """Responses to each prompt."""
-    temperature: NonNegativeFloat = 0.0
-    """Sampling temperature; 0 takes the likeliest token."""
+    temperature: Annotated[float, Field(ge=0, le=2), AfterValidator(_check_temperature)] = 0.0
+    """Sampling temperature: 0, which takes the likeliest token, or from 0.01 on."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Nucleus sampling."""
     max_response_length: PositiveInt | None = None

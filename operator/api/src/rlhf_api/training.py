@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from rlhf_api.base import ApiModel, Integer, NonNegativeFloat, PositiveFloat, PositiveInt
+from rlhf_api.base import ApiModel, Integer, NonNegativeFloat, PositiveFloat, PositiveInt, Temperature
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -54,7 +54,7 @@ class Rollout(ApiModel):
 
     samples_per_prompt: PositiveInt = 1
     """Responses to each prompt."""
-    temperature: PositiveFloat = 1.0
+    temperature: Temperature = 1.0
     """Sampling temperature. The trainer takes log-probabilities at the same temperature."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Nucleus sampling; only 1 is sound for training, since a truncated distribution is not the trainer's."""
