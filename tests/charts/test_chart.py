@@ -1,6 +1,7 @@
 """What an administrator gets from the chart, as helm renders it."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -186,6 +187,18 @@ def test_a_job_lets_the_operator_in_and_the_operator_gets_out_to_it(render: Rend
     assert policy["podSelector"]["matchLabels"].items() <= labels.items()
     heads = policy["egress"][-1]
     assert {port["port"] for port in heads["ports"]} == {ports.DASHBOARD.number, ports.PROGRESS.number}
+
+
+def test_the_operator_lets_the_test_pod_in_where_it_looks(render: Render):
+    objects = render(values="everything-values.yaml")
+    (tested,) = [item for item in objects if item["kind"] == "Pod"]
+    by_name = {port["name"]: str(port["containerPort"]) for port in container(objects)["ports"]}
+    open_ports = set()
+    for rule in one(objects, "NetworkPolicy")["spec"]["ingress"]:
+        wanted = [peer.get("podSelector", {}).get("matchLabels", {"": ""}) for peer in rule["from"]]
+        if any(labels.items() <= tested["metadata"]["labels"].items() for labels in wanted):
+            open_ports |= {by_name[port["port"]] for port in rule["ports"]}
+    assert open_ports == set(re.findall(r":(\d+)/", tested["spec"]["containers"][0]["args"][0]))
 
 
 @pytest.mark.parametrize("values", CI)
