@@ -66,6 +66,13 @@ def test_in_namespaces(render: Render, used: set[Right]):
     assert set(granted(render('watchNamespaces=["team"]'), "Role")) == used - cluster_wide
 
 
+def test_who_may_view_jobs_may_view_their_clusters(render: Render):
+    (view,) = [item for item in render() if item["metadata"]["name"].endswith(":view")]
+    read = {(verb, resource) for rule in view["rules"] for verb in rule["verbs"] for resource in rule["resources"]}
+    clusters = ("rlhfjobs", "rlhfjobs/status", "rayclusters")
+    assert read == {(verb, resource) for verb in ("get", "list", "watch") for resource in clusters}
+
+
 def test_no_rule_uses_a_wildcard(render: Render):
     rules = [rule for item in render() for rule in item.get("rules", []) if isinstance(rule, dict)]
     assert rules
