@@ -2,6 +2,7 @@ import importlib
 import random
 import sys
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -85,6 +86,15 @@ def test_a_function_of_the_users_own_is_called_once_with_lists(module):
     assert (scores.tolist(), scores.dtype) == ([1.0, 0.0, 3.0], np.float32)
     expected = {"answer": ["1", None, None], "level": [None, 2, None]}
     assert importlib.import_module(name).calls == [(["a", "b", "c"], ["x", "", "xyz"], expected)]
+
+
+def test_the_examples_function_compares_the_last_number(monkeypatch):
+    monkeypatch.setattr("sys.path", list(sys.path))
+    extend_path([str(Path(__file__).parents[2] / "examples" / "my-rewards")])
+    found = resolve(own("my_rewards:correct"))
+    responses = ["2 and 2 is 4.", "1,234.50", "-3", "3", "none", "4"]
+    rows = [{"answer": "4"}, {"answer": 1234.5}, {"answer": -3}, {"answer": "-3"}, {"answer": "0"}, {}]
+    assert found.score([""] * 6, responses, rows).tolist() == [1, 1, 1, 0, 0, 0]
 
 
 def test_a_module_that_is_not_there():
