@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from rlhf_api import RuntimeConfig
 from rlhf_runtime.errors import DesyncError
+from rlhf_runtime.hugging_face import Trained
 from rlhf_runtime.models import load_tokenizer
 from rlhf_runtime.protocol import DataProto
 from rlhf_runtime.ragged import ragged
@@ -132,7 +133,7 @@ def play(folder: Path, rank: int, world_size: int) -> dict[tuple[int, int], Outc
         log_probs = policy.compute_log_probs(batch).batch["old_log_probs"].unbind()
         values = critic.compute_values(batch).batch["values"].unbind()
         outcomes[rows, tokens] = Outcome(metrics, dict(gradients), list(log_probs), list(values))
-    policy.export(str(folder / f"export-{world_size}"))
+    policy.export(str(folder / f"export-{world_size}"), Trained(step=1))
     torch.save([policy.digests(), damaged(policy).digests()], folder / f"digests-{rank}-of-{world_size}.pt")
     return outcomes
 

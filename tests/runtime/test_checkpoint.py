@@ -1,7 +1,9 @@
 """Checkpoints of real workers on one rank, without Ray: what is in them, damage, a full disk, export."""
 
+import errno
 import json
 import math
+import os
 import random
 import resource
 import shutil
@@ -18,12 +20,13 @@ from rlhf_api.checkpoint import Checkpoint as Settings
 from rlhf_runtime.checkpoint import randomness
 from rlhf_runtime.checkpoint.driver_state import DriverState, read_metrics
 from rlhf_runtime.checkpoint.identity import require_same, trained_from
-from rlhf_runtime.checkpoint.manifest import Checkpoint, DamagedError
+from rlhf_runtime.checkpoint.manifest import Checkpoint, DamagedError, FileRecord
 from rlhf_runtime.checkpoint.resume import find_checkpoint
 from rlhf_runtime.checkpoint.saver import Saver
 from rlhf_runtime.checkpoint.store import CheckpointStore
 from rlhf_runtime.errors import CheckpointError, InputError
-from rlhf_runtime.export import checkpoint_at, export_checkpoint
+from rlhf_runtime.export import checkpoint_at, export_checkpoint, main, trained_by
+from rlhf_runtime.hugging_face import Trained
 from rlhf_runtime.models import load_tokenizer, model_folder
 from rlhf_runtime.single_controller.calls import WorkerFuture
 from rlhf_runtime.types import Prompt
@@ -181,6 +184,21 @@ def test_a_damaged_one_is_passed_over_and_named(taken, name, damage):
     assert names(taken) == ["step-000001", "step-000002.damaged"]
 
 
+@pytest.mark.parametrize("where", ["of", "stat", "read_bytes", "scandir"])
+def test_a_storage_that_fails_damages_nothing(taken, monkeypatch, where):
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    of = {"of": FileRecord, "scandir": os}.get(where, Path)
+    monkeypatch.setattr(of, where, fail)
+    with pytest.raises(CheckpointError) as caught:
+        CheckpointStore(taken, 3).find()
+    monkeypatch.undo()
+    assert str(caught.value).startswith(f"{taken}")
+    assert "got `Input/output error` while reading a checkpoint" in str(caught.value)
+    assert newest(taken) == 2
+
+
 def test_an_unfinished_one_is_passed_over_named_and_cleared(saver, taken):
     shutil.copytree(taken / "step-000002", taken / ".step-000003-partial")
     shutil.copytree(taken / "step-000002", taken / ".step-000000-removed")
@@ -314,7 +332,7 @@ def test_a_run_exports_what_its_policy_would(config, make_config, groups, saver,
     checkpoint, notes = checkpoint_at(run)
     assert notes == []
     export_checkpoint(checkpoint, tmp_path / "exported")
-    groups["policy"].worker.export(str(tmp_path / "direct"))
+    groups["policy"].worker.export(str(tmp_path / "direct"), trained_by(checkpoint.manifest))
     exported, direct = (
         {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("exported", "direct")
     )
@@ -323,6 +341,25 @@ def test_a_run_exports_what_its_policy_would(config, make_config, groups, saver,
     assert not loading["missing_keys"]
     assert not loading["unexpected_keys"]
     load_tokenizer(tmp_path / "exported")
+
+
+def test_an_export_says_of_which_checkpoint_it_is(saver, tmp_path):
+    made = saver()
+    take(made, 1, 2)
+    checkpoint = CheckpointStore(tmp_path, 3).find().checkpoint
+    assert trained_by(made.finished) == trained_by(checkpoint.manifest)
+    export_checkpoint(checkpoint, tmp_path / "out")
+    told = Trained.read(tmp_path / "out")
+    assert told.step == 2
+    assert told not in (None, trained_by(Checkpoint.open(tmp_path / "step-000001").manifest))
+
+
+def test_an_export_onto_a_full_disk_is_told(taken, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["export", str(taken), str(taken / "out")])
+    with room_for(20_000):
+        assert main() == 6
+    assert capsys.readouterr().err.startswith(f"{taken}/out: got `File too large` while writing the trained model; ")
+    assert not (taken / "out").exists()
 
 
 def test_what_holds_no_checkpoint_cannot_be_exported(taken, tmp_path):

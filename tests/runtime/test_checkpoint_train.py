@@ -11,6 +11,7 @@ from rlhf_runtime.checkpoint.manifest import Checkpoint, Manifest
 from rlhf_runtime.checkpoint.store import Found
 from rlhf_runtime.driver_log import DriverLog
 from rlhf_runtime.errors import InputError
+from rlhf_runtime.export import trained_by
 from rlhf_runtime.models import model_folder
 from rlhf_runtime.report import Report, sinks_of
 from rlhf_runtime.types import Prompt, PromptSets
@@ -49,16 +50,24 @@ def test_another_jobs_checkpoint_is_refused_before_anything_is_reported(config, 
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
-@pytest.mark.parametrize("exported", [True, False])
-def test_a_job_that_is_done_says_so(config, found, tmp_path, capsys, monkeypatch, exported):
+@pytest.mark.parametrize("exported", ["the same", "an earlier step", "another run", "untold", "none"])
+def test_a_job_that_is_done_says_so_and_leaves_its_own_model(config, found, tmp_path, capsys, monkeypatch, exported):
     written = []
     monkeypatch.setattr(trainer, "export_checkpoint", lambda checkpoint, folder: written.append(folder))
-    if exported:
+    same = trained_by(found.checkpoint.manifest)
+    told = {
+        "the same": same,
+        "an earlier step": same.model_copy(update={"step": STEPS - 1}),
+        "another run": same.model_copy(update={"checkpoint": "other"}),
+    }
+    if exported != "none":
         (tmp_path / "model").mkdir()
+    if exported in told:
+        told[exported].write(tmp_path / "model")
     report = Report(config, sinks_of(config, DriverLog()))
     trainer.train(config, PromptSets(PROMPTS), report, found)
     said = capsys.readouterr().out
     assert f"Nothing to train: {found.checkpoint.folder} is of step 12, and the job has 12" in said
     assert ".step-000013-partial: it was not finished" in said
     assert report.summary().steps == STEPS
-    assert written == ([] if exported else [tmp_path / "model"])
+    assert written == ([] if exported == "the same" else [tmp_path / "model"])

@@ -54,6 +54,17 @@ def test_a_silent_process_that_works_has_two_minutes() -> None:
     assert "busy worker that gave no sign of life for 12" in str(watch.verdict.error())
 
 
+def test_a_rank_may_write_for_as_long_as_it_takes_while_none_waits_for_it() -> None:
+    watch, (writer, other) = watched(2)
+    for now in range(1, 3600):
+        writing = Beat("export", 1.0, collectives=7, at="model_writer.py:160 _write_file")
+        watch.beat(writer, writing, float(now))
+        watch.beat(other, Beat(collectives=7), float(now))
+        watch.compare_ranks(float(now))
+        assert watch.questions(float(now)) == []
+    assert watch.verdict is None
+
+
 def test_a_node_that_does_not_answer_is_told() -> None:
     watch, _ = watched(1)
     watch.questions(11.0)

@@ -7,15 +7,20 @@ from pathlib import Path
 
 from rlhf_api import RuntimeConfig, SpecError
 
-from rlhf_runtime.checkpoint.manifest import MANIFEST, MODEL_FILES, Checkpoint, DamagedError
+from rlhf_runtime.checkpoint.manifest import MANIFEST, MODEL_FILES, Checkpoint, DamagedError, Manifest
 from rlhf_runtime.checkpoint.store import CheckpointStore, Found
 from rlhf_runtime.errors import InputError, RLHFError
+from rlhf_runtime.hugging_face import Trained
 
 ROLE = "policy"
 
 
 def export_checkpoint(checkpoint: Checkpoint, folder: Path) -> None:
-    """Write a checkpoint's policy as a Hugging Face folder, which appears once it is complete."""
+    """Write a checkpoint's policy as a Hugging Face folder, which appears once it is complete.
+
+    Raises:
+        CheckpointError: when it cannot be written.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
@@ -23,7 +28,7 @@ def export_checkpoint(checkpoint: Checkpoint, folder: Path) -> None:
     from rlhf_runtime.checkpoint.shards import ShardReader
     from rlhf_runtime.engines.torch_engine import PREFIX
     from rlhf_runtime.engines.training_state import MODEL
-    from rlhf_runtime.hugging_face import write_model
+    from rlhf_runtime.model_writer import write_model
 
     disable_progress_bar()
     source = checkpoint.folder / MODEL_FILES
@@ -33,8 +38,13 @@ def export_checkpoint(checkpoint: Checkpoint, folder: Path) -> None:
     before = f"{MODEL}{PREFIX}"
     with ShardReader(checkpoint.folder, ROLE, checkpoint.manifest.ranks[ROLE]) as reader:
         names = [name for name in reader.shapes if name.startswith(before)]
-        weights = {name.removeprefix(before): reader.read(name) for name in names}
-    write_model(network, weights, source, folder)
+        weights = {name.removeprefix(before): reader.parts(name) for name in names}
+        write_model(network, weights, source, folder, trained_by(checkpoint.manifest))
+
+
+def trained_by(manifest: Manifest) -> Trained:
+    """What is said of a model with the weights of a checkpoint."""
+    return Trained(step=manifest.step, checkpoint=manifest.checksum)
 
 
 def checkpoint_at(source: Path) -> tuple[Checkpoint, list[str]]:

@@ -1,41 +1,41 @@
-"""Hugging Face folders: which files belong to what, and how one is written."""
+"""Hugging Face folders: which files belong to what, and what one of ours was trained to."""
 
-import shutil
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Self
 
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedModel
+from pydantic import ValidationError
+from rlhf_api.base import ApiModel
 
-NETWORK_FILES = frozenset({"config.json", "model.safetensors.index.json", "pytorch_model.bin.index.json"})
+TRAINED = "trained.json"
+"""File of a folder that was written here: see `Trained`."""
+NETWORK_FILES = frozenset({"config.json", "model.safetensors.index.json", "pytorch_model.bin.index.json", TRAINED})
 """Text files of a model folder that belong to its weights; the others belong to its tokenizer."""
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 """Patterns of the files with its weights."""
+
+
+class Trained(ApiModel):
+    """What the model of a folder was trained to."""
+
+    step: int
+    """Steps that were finished."""
+    checkpoint: str | None = None
+    """Checksum of the manifest of the checkpoint with the same weights, if there was one."""
+
+    def write(self, folder: Path) -> None:
+        """Write it into a model's folder."""
+        (folder / TRAINED).write_text(self.model_dump_json(by_alias=True) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> Self | None:
+        """Read it; None where no model is told to be there."""
+        try:
+            return cls.model_validate_json((folder / TRAINED).read_bytes(), by_alias=True, by_name=False)
+        except (OSError, ValidationError):
+            return None
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
     """The files of a model folder that belong to its tokenizer and to generation, by name."""
     kinds = {".json", ".txt", ".model", ".jinja"}
     return sorted(file for file in folder.iterdir() if file.suffix in kinds and file.name not in NETWORK_FILES)
-
-
-def write_model(
-    network: "PreTrainedModel", weights: "Mapping[str, torch.Tensor]", tokenizer: Path, folder: Path
-) -> None:
-    """Write a folder of config, safetensors and tokenizer, which appears once it is complete, in the place of any.
-
-    Args:
-        network: The model; its own weights are not looked at.
-        weights: On the CPU, under the network's names, a tied one once.
-        tokenizer: The model folder with the tokenizer's files.
-        folder: What to write.
-    """
-    scratch = folder.with_name(f".{folder.name}-partial")
-    shutil.rmtree(scratch, ignore_errors=True)
-    network.save_pretrained(scratch, state_dict=dict(weights))
-    for file in tokenizer_files(tokenizer):
-        shutil.copy(file, scratch / file.name)
-    shutil.rmtree(folder, ignore_errors=True)
-    scratch.rename(folder)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_api import RuntimeConfig
+from rlhf_api.runtime_config import EXPORT
 
 from rlhf_runtime.algorithms.kl import adapted_coefficient
 from rlhf_runtime.balancing import ResponseLengths
@@ -28,7 +29,8 @@ from rlhf_runtime.data import PromptLoader, make_batch
 from rlhf_runtime.dynamic_sampling import fill_batch
 from rlhf_runtime.evaluation import AFTER, BEFORE, Evaluator, Look, evaluation_metrics
 from rlhf_runtime.experience import add_advantages, scored_by_update, step_metrics
-from rlhf_runtime.export import export_checkpoint
+from rlhf_runtime.export import export_checkpoint, trained_by
+from rlhf_runtime.hugging_face import Trained
 from rlhf_runtime.models import model_folder
 from rlhf_runtime.protocol import DataProto
 from rlhf_runtime.replicas import require_agreement
@@ -46,8 +48,8 @@ PLACEMENT_SECONDS = 300
 DIGEST_STEPS = 20
 """Steps between comparisons of all that the ranks of a trained role hold."""
 
-EXPORT, EXPORTED = "model", "The trained model is in %s"
-"""The trained model's folder in that of the run, and what is said of it."""
+EXPORTED = "The trained model is in %s"
+"""What is said of it once it is written."""
 
 NOTHING = Found()
 
@@ -104,11 +106,11 @@ def _store(config: RuntimeConfig, found: Found) -> CheckpointStore | None:
 
 
 def _tell_done(config: RuntimeConfig, checkpoint: Checkpoint) -> None:
-    """Say that nothing is left to train, and write the trained model if its run ended before it did."""
+    """Say that nothing is left to train, and write the trained model unless that very one is there."""
     step, steps = checkpoint.manifest.step, config.training.steps
     logger.info("Nothing to train: %s is of step %d, and the job has %d", checkpoint.folder, step, steps)
     folder = Path(config.run_dir) / EXPORT
-    if not folder.exists():
+    if Trained.read(folder) != trained_by(checkpoint.manifest):
         export_checkpoint(checkpoint, folder)
         logger.info(EXPORTED, folder)
 
@@ -318,7 +320,8 @@ class Trainer:
     def export(self) -> None:
         """Write the trained policy as a Hugging Face folder into the run folder."""
         folder = Path(self.config.run_dir) / EXPORT
-        self.roles["policy"].export(str(folder))
+        manifest = self.saver.finished if self.saver else None
+        self.roles["policy"].export(str(folder), trained_by(manifest) if manifest else Trained(step=self.version))
         logger.info(EXPORTED, folder)
 
 

@@ -146,10 +146,13 @@ class Trainer:
     def export(self, model: ModelSource, cache: str) -> str:
         """Write another model as the policy's engine does, and say where; all ranks call it."""
         from rlhf_runtime.engines.torch_engine import TorchEngine
+        from rlhf_runtime.hugging_face import Trained
 
         folder = Path(cache) / "export"
-        device = torch.device("cpu")
-        TorchEngine(materialize(model, Path(cache)), head="lm", device=device, micro_batch_tokens=512).export(folder)
+        engine = TorchEngine(
+            materialize(model, Path(cache)), head="lm", device=torch.device("cpu"), micro_batch_tokens=512
+        )
+        engine.export(folder, Trained(step=0))
         return str(folder)
 
     def send_weights(self, afresh: bool) -> Any:

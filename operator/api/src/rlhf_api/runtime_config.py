@@ -24,6 +24,9 @@ PROGRESS_PORT = 8090
 DRIVER_LOG = "driver.log"
 """File of the run folder with what the drivers of all tries wrote."""
 
+EXPORT = "model"
+"""Folder of the run folder with the trained policy; hidden ones beside it, as `.model-partial`, are its writer's."""
+
 ModelRole = Literal["policy", "critic", "reference"]
 """A role that computes with a model of its own."""
 

@@ -2,8 +2,9 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -11,6 +12,8 @@ from typing import Any, Self
 import xxhash
 from pydantic import ValidationError
 from rlhf_api.base import ApiModel, JsonObject
+
+from rlhf_runtime.errors import CheckpointError
 
 MANIFEST = "checkpoint.json"
 MODEL_FILES = "model"
@@ -23,6 +26,22 @@ BLOCK = 1 << 24
 
 class DamagedError(Exception):
     """A checkpoint is not what its manifest says; the message says how."""
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Tell of a storage that fails, which says nothing of what it holds: another try may find that whole.
+
+    Raises:
+        CheckpointError: for an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"{path}: got `{error.strerror or error}` while reading a checkpoint; expected a storage that works. Fix: "
+            f"mend it, then go on with `rlhf run --resume`; what cannot be read any more has to be removed for that"
+        ) from None
 
 
 class FileRecord(ApiModel):
@@ -62,7 +81,12 @@ class Manifest(ApiModel):
     def write(self, folder: Path) -> None:
         """Write it, with a checksum of its own."""
         document = self.model_dump(mode="json", by_alias=True)
-        (folder / MANIFEST).write_text(json.dumps({**document, "checksum": _checksum(document)}, indent=1))
+        (folder / MANIFEST).write_text(json.dumps({**document, "checksum": self.checksum}, indent=1))
+
+    @property
+    def checksum(self) -> str:
+        """Tells it from any other, and so a checkpoint with all that is in it."""
+        return _checksum(self.model_dump(mode="json", by_alias=True))
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -70,12 +94,13 @@ class Manifest(ApiModel):
 
         Raises:
             DamagedError: when it is missing, or not as it was written, or of another format.
+            CheckpointError: when the storage fails.
         """
+        with _present(folder, MANIFEST) as path:
+            content = path.read_bytes()
         try:
-            document: dict[str, Any] = json.loads((folder / MANIFEST).read_bytes())
+            document: dict[str, Any] = json.loads(content)
             claimed = document.pop("checksum")
-        except OSError as error:
-            raise DamagedError(f"{MANIFEST}: {error.strerror}") from None
         except (ValueError, KeyError, AttributeError, TypeError):
             raise DamagedError(f"{MANIFEST} is not as it was written") from None
         if claimed != _checksum(document):
@@ -103,28 +128,41 @@ class Checkpoint:
 
         Raises:
             DamagedError: naming the first file that is not.
+            CheckpointError: when the storage fails.
         """
         manifest = Manifest.read(folder)
         for name, record in manifest.files.items():
-            path = folder / name
-            if not path.is_file():
-                raise DamagedError(f"{name} is missing")
-            if (size := path.stat().st_size) != record.bytes:
+            with _present(folder, name) as path:
+                size = path.stat().st_size
+            if size != record.bytes:
                 raise DamagedError(f"{name} has {size} bytes, not {record.bytes}")
         # hashing lets go of the interpreter, so threads read as fast as the disk is
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as threads:
-            found = threads.map(_record_or_none, (folder / name for name in manifest.files))
+            found = threads.map(lambda name: _record(folder, name), manifest.files)
             for (name, record), now in zip(manifest.files.items(), found, strict=True):
                 if now != record:
                     raise DamagedError(f"{name} is not as it was written")
         return cls(folder, manifest)
 
 
-def _record_or_none(path: Path) -> FileRecord | None:
-    try:
+def _record(folder: Path, name: str) -> FileRecord:
+    with _present(folder, name) as path:
         return FileRecord.of(path)
-    except OSError:  # a bad sector
-        return None
+
+
+@contextmanager
+def _present(folder: Path, name: str) -> Iterator[Path]:
+    """A checkpoint's file, to be read.
+
+    Raises:
+        DamagedError: when there is no file of that name.
+        CheckpointError: when the storage fails.
+    """
+    with reading(folder / name):
+        try:
+            yield folder / name
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            raise DamagedError(f"{name} is missing") from None
 
 
 def _checksum(document: Mapping[str, Any]) -> str:

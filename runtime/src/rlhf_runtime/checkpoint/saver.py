@@ -72,6 +72,8 @@ class Saver:
         self._model = model
         self._trained_from = dict(trained_from)
         self._write: _Write | None = None
+        self.finished: Manifest | None = None
+        """That of the latest complete checkpoint."""
 
     def begin(self, step: int, weight_version: int, state: DriverState, rows: "Sequence[StepMetrics]") -> None:
         """Begin the checkpoint of a step, once the one before is complete.
@@ -126,3 +128,4 @@ class Saver:
             files=write.files | files,
         )
         logger.info("Checkpoint of step %d: %s", write.step, self._store.finish(manifest))
+        self.finished = manifest

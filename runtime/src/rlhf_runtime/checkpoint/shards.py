@@ -94,7 +94,16 @@ class ShardReader(AbstractContextManager["ShardReader"]):
         return {name: tuple(shape) for places in self._places for name, (_, shape) in places.items()}
 
     def read(self, name: str, first: int = 0, count: int | None = None) -> torch.Tensor:
-        """Rows of a tensor, on the CPU.
+        """Rows of a tensor, on the CPU: as `parts`, in one.
+
+        Returns:
+            [count, ...], or all of a tensor without dimensions.
+        """
+        parts = self.parts(name, first, count)
+        return torch.cat(parts) if self.shapes[name] else parts[0]
+
+    def parts(self, name: str, first: int = 0, count: int | None = None) -> list[torch.Tensor]:
+        """Rows of a tensor as the files hold them, mapped: what is not looked at takes no memory.
 
         Args:
             name: The tensor.
@@ -102,7 +111,7 @@ class ShardReader(AbstractContextManager["ShardReader"]):
             count: How many; all from the first on by default.
 
         Returns:
-            [count, ...], or all of a tensor without dimensions.
+            Each [some, ...], in order; one for a tensor without dimensions.
 
         Raises:
             CheckpointError: when the files don't hold them.
@@ -112,11 +121,9 @@ class ShardReader(AbstractContextManager["ShardReader"]):
             raise self.misfit(name, "no such tensor", "one of that name")
         last = (shape[0] if shape else 0) if count is None else first + count
         parts = [part for part in self._parts(name, first, last) if part is not None]
-        if not shape:
-            return parts[0]
-        if sum(map(len, parts)) != last - first:
+        if shape and sum(map(len, parts)) != last - first:
             raise self.misfit(name, f"{sum(map(len, parts))} rows", f"{last - first}")
-        return torch.cat(parts)
+        return parts
 
     def _parts(self, name: str, first: int, last: int) -> Iterator[torch.Tensor | None]:
         """What each file holds of rows [first, last), in order."""

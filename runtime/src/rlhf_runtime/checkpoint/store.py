@@ -11,11 +11,12 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from rlhf_api.checkpoint import CHECKPOINT_FOLDERS
 
-from rlhf_runtime.checkpoint.manifest import Checkpoint, DamagedError, Manifest
+from rlhf_runtime.checkpoint.manifest import Checkpoint, DamagedError, Manifest, reading
 from rlhf_runtime.errors import CheckpointError
 
 PARTIAL, REMOVED = "partial", "removed"
@@ -60,10 +61,16 @@ class CheckpointStore:
         self._keep = keep
 
     def find(self) -> Found:
-        """The newest whole checkpoint, and what was passed over on the way. Changes nothing."""
-        unfinished = tuple(sorted(self.folder.glob(".step-*")))
+        """The newest whole checkpoint, and what was passed over on the way. Changes nothing.
+
+        Raises:
+            CheckpointError: when the storage fails, so that what it holds is not known.
+        """
+        with reading(self.folder):
+            unfinished = tuple(sorted(self._folders(".step-*")))
+            steps = self._steps()
         damaged = []
-        for folder in self._steps():
+        for folder in steps:
             try:
                 return Found(Checkpoint.open(folder), tuple(damaged), unfinished)
             except DamagedError as error:
@@ -71,7 +78,11 @@ class CheckpointStore:
         return Found(None, tuple(damaged), unfinished)
 
     def newest(self) -> Path | None:
-        """The newest finished checkpoint, without a look into it."""
+        """The newest finished checkpoint, without a look into it.
+
+        Raises:
+            OSError: when the storage fails.
+        """
         return next(iter(self._steps()), None)
 
     def clear(self, found: Found) -> None:
@@ -127,8 +138,15 @@ class CheckpointStore:
 
     def _steps(self) -> list[Path]:
         """Finished checkpoints, the newest first."""
-        folders = (path for path in self.folder.glob(CHECKPOINT_FOLDERS) if path.is_dir())
-        return sorted(folders, key=_step_of, reverse=True)
+        return sorted(self._folders(CHECKPOINT_FOLDERS), key=_step_of, reverse=True)
+
+    def _folders(self, pattern: str) -> list[Path]:
+        """Folders whose names match; `glob` would take one that cannot be read for an empty one."""
+        try:
+            with os.scandir(self.folder) as entries:
+                return [Path(entry) for entry in entries if fnmatchcase(entry.name, pattern) and entry.is_dir()]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
 
     def _remove(self, folder: Path) -> None:
         if folder.exists():

@@ -12,6 +12,7 @@ from rlhf_runtime.algorithms.kl import kl_penalty
 from rlhf_runtime.algorithms.losses import policy_loss
 from rlhf_runtime.algorithms.masking import masked
 from rlhf_runtime.engines.torch_engine import PREFIX, TorchEngine
+from rlhf_runtime.hugging_face import Trained
 from rlhf_runtime.models import model_folder
 from rlhf_runtime.protocol import DataProto
 from rlhf_runtime.ragged import lengths
@@ -162,6 +163,10 @@ class PolicyWorker(TrainedWorker):
         return self._sender.send(afresh)
 
     @register(Dispatch.ONE_TO_ALL)
-    def export(self, folder: str) -> None:
-        """Write the policy as a Hugging Face folder."""
-        self.engine.export(Path(folder))
+    def export(self, folder: str, trained: Trained) -> None:
+        """Write the policy as a Hugging Face folder, with what it was trained to.
+
+        Raises:
+            CheckpointError: when it cannot be written.
+        """
+        self.engine.export(Path(folder), trained)
