@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from rlhf_api import RLHFJob, RuntimeConfig, SpecError
+from rlhf_api import FieldError, RLHFJob, RuntimeConfig, SpecError
 from rlhf_api.checkpoint import Checkpoint
 from rlhf_operator import cli
 from rlhf_operator.defaults import apply_defaults
@@ -68,6 +68,48 @@ def test_a_path_starts_at_the_runs_folder_or_is_absolute(manifest, written, expe
     manifest["spec"]["checkpoint"] = {"path": written}
     config = build_plan(RLHFJob.parse(manifest), "/runs/job").config
     assert config.checkpoint == Checkpoint(path=expected)
+
+
+@pytest.mark.parametrize(
+    ("path", "right"),
+    [
+        ("model", False),
+        ("x/../model/deep", False),
+        ("/runs/job/./model", False),
+        ("../job/.model-partial", False),
+        ("models", True),
+        ("/runs/other/model", True),
+        (".", True),
+        ("..", True),
+    ],
+)
+def test_checkpoints_do_not_lie_where_the_trained_model_goes(manifest, path, right):
+    manifest["spec"]["checkpoint"] = {"path": path}
+    told = refusals(manifest, "/runs/job")
+    assert [error.path for error in told] == ([] if right else ["spec.checkpoint.path"])
+    assert right or str(told[0]).startswith(f"spec.checkpoint.path: got `{path}`; expected a folder outside of `model`")
+
+
+def test_the_run_folder_is_not_taken_for_a_checkpoint(manifest):
+    manifest["spec"]["checkpoint"] = {"path": ".."}
+    [told] = refusals(manifest, "/runs/step-20/")
+    assert told.path == "spec.checkpoint.path"
+    assert "Fix: choose another path, or rename the job" in str(told)
+
+
+def test_a_mount_that_leads_there_is_refused_too(manifest, tmp_path):
+    manifest["spec"] |= {"checkpoint": {"path": "/saved/model"}, "storage": [STORAGE]}
+    run_dir = tmp_path / "runs/job"
+    with pytest.raises(SpecError, match=r"spec\.checkpoint\.path: got `\S+/runs/job/model`; expected a folder outside"):
+        plan_here(RLHFJob.parse(manifest), tmp_path, {"saved": run_dir}, run_dir, lambda: 0)
+
+
+def refusals(manifest: dict, run_dir: str) -> list[FieldError]:
+    try:
+        build_plan(RLHFJob.parse(manifest), run_dir)
+    except SpecError as error:
+        return list(error.errors)
+    return []
 
 
 def test_without_the_field_there_are_none(manifest):

@@ -1,22 +1,24 @@
 """From a job to everything that its run needs, decided and said."""
 
 import posixpath
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 
-from rlhf_api import RLHFJob, RLHFJobSpec, RuntimeConfig, SpecError
+from rlhf_api import FieldError, RLHFJob, RLHFJobSpec, RuntimeConfig, SpecError
 from rlhf_api.base import ApiModel
-from rlhf_api.checkpoint import Checkpoint
+from rlhf_api.checkpoint import CHECKPOINT_FOLDERS, Checkpoint
 from rlhf_api.pods import PodSettings
 from rlhf_api.pools import Device
 from rlhf_api.roles import ModelSource
-from rlhf_api.runtime_config import SCHEMA_VERSION, LocalNode, RoleModels, SyncPath, TrainingLoop, WorkerGroup
+from rlhf_api.runtime_config import EXPORT, SCHEMA_VERSION, LocalNode, RoleModels, SyncPath, TrainingLoop, WorkerGroup
 
 from rlhf_operator.bundles import Bundles, node_of
 from rlhf_operator.defaults import apply_defaults, resolved
 from rlhf_operator.placement import Placing, place, placing_order
 from rlhf_operator.sync_path import sync_path
 from rlhf_operator.validate import validate
+from rlhf_operator.volumes import below
 
 CLUSTER_FIELDS = (
     "image",
@@ -66,7 +68,7 @@ def build_plan(job: RLHFJob, run_dir: str, python_path: Sequence[str] = (), here
     1. write out every derived default
     2. turn groups into bundles, and find room for them on their pools
     3. choose the way that weights take
-    4. check fields against each other
+    4. check fields against each other, and where checkpoints go against the run's own files
     5. say what was decided and what is ignored
 
     Args:
@@ -81,9 +83,10 @@ def build_plan(job: RLHFJob, run_dir: str, python_path: Sequence[str] = (), here
     full = apply_defaults(job)
     placing = place(full.spec)
     sync = sync_path(full.spec.weight_sync, placing.groups)
-    errors = [*validate(full), *placing.errors, *(sync if isinstance(sync, list) else [])]
+    errors = [*validate(full), *_checkpoints_apart(full.spec, run_dir), *placing.errors]
+    errors += sync if isinstance(sync, list) else []
     if errors or isinstance(sync, list):
-        raise SpecError(errors)
+        raise SpecError(errors if job.spec.placement else [_of_one_group(error, placing) for error in errors])
     config = _runtime_config(full, placing.groups, sync, run_dir, python_path)
     notes = [*_decisions(job.spec, placing), *_idle_settings(job.spec, config.group_of("rollout").device)]
     if here:
@@ -135,6 +138,21 @@ def _checkpoint(spec: RLHFJobSpec, run_dir: str) -> Checkpoint | None:
     return written and written.model_copy(update={"path": posixpath.join(run_dir, written.path)})
 
 
+def _checkpoints_apart(spec: RLHFJobSpec, run_dir: str) -> Iterator[FieldError]:
+    """Refuse checkpoints that go when the trained model is written, and a run folder that goes as an old checkpoint."""
+    if spec.checkpoint is None:
+        return
+    run, path = map(posixpath.normpath, (run_dir, posixpath.join(run_dir, spec.checkpoint.path)))
+    got = f"`{spec.checkpoint.path}`"
+    inside, around = (below(*pair) or "" for pair in ((path, run), (run, path)))
+    if inside.startswith((f"{EXPORT}/", f".{EXPORT}-")) or inside == EXPORT:
+        expected = f"a folder outside of `{EXPORT}`, which the trained model takes the place of"
+        yield FieldError("spec.checkpoint.path", got, expected, "choose another, such as `checkpoints`")
+    elif fnmatchcase(around.partition("/")[0], CHECKPOINT_FOLDERS):
+        expected = "a folder in which the run's own is not called as checkpoints are"
+        yield FieldError("spec.checkpoint.path", got, expected, "choose another path, or rename the job")
+
+
 def _models(spec: RLHFJobSpec) -> RoleModels:
     reference = spec.models.reference
     return RoleModels(
@@ -157,11 +175,24 @@ def _worker_group(bundles: Bundles) -> WorkerGroup:
     )
 
 
+def _of_one_group(error: FieldError, placing: Placing) -> FieldError:
+    """An error with what it is about, where that is the placement that nobody wrote."""
+    if "spec.placement" not in str(error):
+        return error
+    workers = _workers(placing.groups[0].group.workers)
+    return replace(error, fix=f"{error.fix}; spec.placement was left out, which makes one group of {workers}")
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker{'s' * (count > 1)}"
+
+
 def _decisions(written: RLHFJobSpec, placing: Placing) -> list[str]:
     notes, used = list(placing.notes), [group.pool.name for group in placing.groups]
     if written.placement is None:
         roles = ", ".join(written.algorithm.roles)
-        notes.append(f"placement was left out: {roles} are colocated in one group on pool `{used[0]}`")
+        workers = _workers(placing.groups[0].group.workers)
+        notes.append(f"placement was left out: {roles} are colocated in one group of {workers} on pool `{used[0]}`")
     idle = [pool.name for pool in written.node_pools if pool.name not in used]
     if idle:
         notes.append(f"no group uses {', '.join(f'pool `{name}`' for name in idle)}")
