@@ -38,7 +38,7 @@ def test_defaults_follow_from_other_fields(manifest):
     assert spec.algorithm.ppo.mini_batch_size == 32
     assert [pool.device for pool in spec.node_pools] == ["cuda", "cpu"]
     [group] = spec.placement.groups
-    assert (group.name, group.pool, sorted(group.roles), group.workers) == ("all", "gpus", sorted(ROLES), 1)
+    assert (group.name, group.pool, sorted(group.roles), group.workers) == ("all", "gpus", sorted(ROLES), 2)
     assert (group.strategy, group.gpus_per_worker) == ("PACK", 1.0)
 
 
@@ -113,7 +113,30 @@ def test_how_models_compute_reaches_the_runtime(manifest):
 def test_placement_left_out_is_one_group_and_says_so(manifest):
     plan = build_plan(RLHFJob.parse(manifest), "runs/job")
     assert [group.group.name for group in plan.groups] == ["all"]
-    assert any("placement was left out" in note and "`local`" in note for note in plan.notes)
+    roles = "policy, rollout, critic, reference, reward"
+    assert f"placement was left out: {roles} are colocated in one group of 1 worker on pool `local`" in plan.notes
+
+
+@pytest.mark.parametrize("pool", [{"nodes": 2, "gpusPerNode": 4}, {"gpusPerNode": 8, "device": "cpu"}])
+def test_placement_left_out_uses_every_gpu_of_the_first_pool(manifest, pool):
+    spec = manifest["spec"]
+    spec["nodePools"], spec["rollout"] = [{"name": "p", **pool}, {"name": "q"}], {"tensorParallelSize": 2}
+    plan = build_plan(RLHFJob.parse(manifest), "runs/job")
+    assert (plan.config.groups[0].workers, plan.config.groups[0].gpus_per_worker, plan.config.engines) == (8, 1.0, 4)
+    assert any("in one group of 8 workers on pool `p`" in note for note in plan.notes)
+
+
+def test_what_is_wrong_with_a_placement_left_out_is_told_as_that(manifest):
+    spec = manifest["spec"]
+    spec["nodePools"], spec["rollout"] = [{"name": "p", "gpusPerNode": 8, "cpu": 4}], {"tensorParallelSize": 3}
+    spec["algorithm"] = {"ppo": {"miniBatchSize": 6}}
+    with pytest.raises(SpecError) as caught:
+        build_plan(RLHFJob.parse(manifest), "runs/job")
+    wrong = {error.path: error for error in caught.value.errors}
+    group = "spec.placement.groups[0]"
+    assert set(wrong) == {f"{group}.workers", "spec.algorithm.ppo.miniBatchSize", group}
+    said = "; spec.placement was left out, which makes one group of 8 workers"
+    assert all(error.fix.endswith(said) for error in wrong.values())
 
 
 def test_bundles_count_processes(manifest):

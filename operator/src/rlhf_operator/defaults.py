@@ -82,7 +82,9 @@ def _pool(pool: NodePool) -> NodePool:
 
 
 def _colocated(pool: NodePool, roles: Sequence[Role]) -> Placement:
-    return Placement(groups=[PlacementGroup(name="all", pool=pool.name, roles=list(roles))])
+    """One group with a worker for each GPU of a pool, or a single one where it has none."""
+    workers = max(pool.nodes * pool.gpus_per_node, 1)
+    return Placement(groups=[PlacementGroup(name="all", pool=pool.name, roles=list(roles), workers=workers)])
 
 
 def _placement(placement: Placement, pools: list[NodePool]) -> Placement:

@@ -64,7 +64,8 @@ class RLHFJobSpec(ApiModel):
     node_pools: Annotated[list[NodePool], Field(min_length=1, max_length=64)]
     """The machines."""
     placement: Placement | None = None
-    """Roles to pools. Default: every role that the algorithm needs in one group on the first pool."""
+    """Roles to pools. Default: every role that the algorithm needs in one group on the first pool, with a worker for
+    each of its GPUs, or one where it has none."""
     weight_sync: WeightSync = WeightSync()
     """How new weights reach the rollout engines."""
     checkpoint: Checkpoint | None = None
