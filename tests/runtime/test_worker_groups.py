@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from rlhf_runtime import worker_groups
+from rlhf_runtime.single_controller.watch import COLLECTIVE_SHARE
 from rlhf_runtime.worker_groups import spawn_worker_groups
 
 FUNCTION = {"name": "digits", "function": {"name": "digit_share"}}
@@ -31,12 +32,14 @@ class Recorded:
 def spawned(make_config, monkeypatch: pytest.MonkeyPatch):
     """The groups that a job with these rewards and roles a group would start, by name, in their order."""
 
-    def _spawned(rewards: list[dict], *roles: list[str], device: str = "cuda", gpus: float = 1) -> dict[str, Recorded]:
+    def _spawned(
+        rewards: list[dict], *roles: list[str], device: str = "cuda", gpus: float = 1, **fields: Any
+    ) -> dict[str, Recorded]:
         Recorded.made = []
         monkeypatch.setattr(worker_groups, "RayWorkerGroup", Recorded)
         bundle = {"device": device, "gpusPerWorker": gpus, "bundle": {"CPU": 3}, "strategy": "PACK", "fallback": []}
         groups = [{"name": f"g{i}", "workers": 1, "roles": own, **bundle} for i, own in enumerate(roles)]
-        config = make_config(rewards=rewards, groups=groups)
+        config = make_config(rewards=rewards, groups=groups, **fields)
 
         class Pools:
             pools = dict.fromkeys(group.name for group in config.groups)
@@ -48,6 +51,14 @@ def spawned(make_config, monkeypatch: pytest.MonkeyPatch):
 
 
 TRAINING = ["policy", "critic", "reference"]
+
+
+@pytest.mark.parametrize(("sync_seconds", "patience"), [(60, 600), (600, 720), (3600, 4320)])
+def test_ranks_are_not_blamed_for_each_other_while_a_sync_may_last(spawned, sync_seconds: int, patience: float) -> None:
+    sync = {"transport": "nccl", "reason": "apart", "bucketBytes": 1024, "verify": True, "timeoutSeconds": sync_seconds}
+    training = spawned([FUNCTION], [*TRAINING, "rollout", "reward"], weightSync=sync)["g0/training"]
+    assert training.options["timeout_seconds"] == patience
+    assert COLLECTIVE_SHARE * patience > sync_seconds
 
 
 def test_functions_take_no_gpu(spawned) -> None:

@@ -64,6 +64,7 @@ def _spawn_group(config: RuntimeConfig, group: WorkerGroup, pool: RayResourcePoo
             name=f"{group.name}/training",
             device=group.device,
             num_cpus=1,
+            timeout_seconds=max(600.0, 1.2 * config.weight_sync.timeout_seconds),  # for a rank that waits in a sync
             health=health,
         )
         roles |= training.spawn(shared)
