@@ -102,7 +102,7 @@ def write_model(
 def _write_weights(network: PreTrainedModel, weights: Mapping[str, Rows], folder: Path) -> None:
     """Write one file, or several with their index."""
     files = _files(_pieces(network, {name: _without_content(rows) for name, rows in weights.items()}))
-    place = {}
+    place: dict[str, str] = {}
     for number, pieces in enumerate(files, start=1):
         count = f"-{number:05d}-of-{len(files):05d}" if len(files) > 1 else ""
         path = folder / f"model{count}.safetensors"
