@@ -42,10 +42,14 @@ def speaking(config: pytest.Config) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Builds programs before the clock of the first test that needs them: a cold build takes longer than a test may."""
+    """Builds programs before the clock of the first test that needs them: a cold build takes longer than a test may.
+
+    It is called for tests of other folders too, whose fixtures may have the same names.
+    """
     built = item.config.stash.setdefault(BUILT, {})
+    here = Path(__file__).parent in item.path.parents
     for fixture, programs in PROGRAMS.items():
-        if fixture in getattr(item, "fixturenames", ()) and not OUTSIDE and fixture not in built:
+        if here and fixture in getattr(item, "fixturenames", ()) and not OUTSIDE and fixture not in built:
             try:
                 with speaking(item.config):
                     build(*programs)

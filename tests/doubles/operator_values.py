@@ -24,6 +24,7 @@ def terms(**changes: Any) -> Terms:
         "active_deadline_seconds": None,
         "pre_running_deadline_seconds": 1800,
         "ttl_seconds_after_finished": None,
+        "has_checkpoints": False,
         "pools": [NodePool(name="train", nodes=2, gpus_per_node=8)],
     }
     return Terms(**made | changes)

@@ -8,6 +8,7 @@ from rlhf_operator.kube import PODS, RAYCLUSTERS, ForbiddenError, UnavailableErr
 from rlhf_operator.observe import format_time
 
 HEAD = "math-1-head"
+CLAIM = {"name": "all", "persistentVolumeClaim": "all", "mountPath": "/checkpoints"}
 
 
 @pytest.fixture
@@ -76,7 +77,19 @@ def test_what_may_not_be_listed_may_run(world):
     assert world.clusters() == ["math-2"]
 
 
-def test_pods_are_listed_for_no_first_cluster_and_for_no_job_at_rest():
+def test_a_job_made_anew_waits_for_the_pods_of_the_deleted_one_that_may_write_its_checkpoints():
+    world = World()
+    put_pod(world)
+    world.submit(checkpoint={"path": "/checkpoints/math"}, storage=[CLAIM])
+    world.settle()
+    told = f"Waiting until pod {HEAD} of the last cluster has ended."
+    assert (world.clusters(), world.status()["message"]) == ([], told)
+    world.kube.remove(PODS, HEAD)
+    world.settle()
+    assert world.clusters() == ["math-1"]
+
+
+def test_pods_are_listed_for_no_first_cluster_without_checkpoints_and_for_no_job_at_rest():
     world = World()
     world.submit()
     world.train()

@@ -1,5 +1,5 @@
+import errno
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -129,12 +129,21 @@ def test_what_is_cheap_to_know_is_told_at_once_and_before_torch(make_config, tmp
 
 def test_a_model_that_may_not_be_read_is_told(make_config, model_folder, copy, monkeypatch):
     long, closed = Path(f"/{'x' * 300}"), copy("closed")  # such a name cannot be looked at by anybody
-    readable = os.access
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != closed / "config.json" and readable(path, mode))
+    opened, answer = Path.open, PermissionError(errno.EACCES, "Permission denied")
+
+    def refuse(path, *arguments, **named):
+        if path == closed / "tokenizer.json":
+            raise answer
+        return opened(path, *arguments, **named)
+
+    monkeypatch.setattr(Path, "open", refuse)
     first, second = refusal(make_config(models=models_of(model_folder, long, closed)))
     assert first.startswith(f"models.critic.path: got {long}, which cannot be read (File name too long); expected ")
-    assert second.startswith(f"models.reference.path: got {closed}/config.json, which cannot be read (no right to rea")
+    assert second.startswith(f"models.reference.path: got {closed}/tokenizer.json, which cannot be read (Permission de")
     assert "chmod" in second
+    answer = OSError(errno.ESTALE, "Stale file handle")  # of storage that may answer again
+    with pytest.raises(OSError, match="Stale"):
+        preflight(make_config(models=models_of(model_folder, closed)))
 
 
 @pytest.mark.parametrize(

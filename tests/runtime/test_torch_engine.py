@@ -16,7 +16,7 @@ from rlhf_api.training import Optimizer
 from rlhf_runtime.engines import torch_engine
 from rlhf_runtime.engines.sequences import Sequences
 from rlhf_runtime.engines.torch_engine import TorchEngine
-from rlhf_runtime.errors import InputError, NumericalError
+from rlhf_runtime.errors import InputError, NumericalError, ResourceError
 from rlhf_runtime.hugging_face import Trained
 from rlhf_runtime.models import load_tokenizer, materialize
 from rlhf_runtime.protocol import DataProto
@@ -399,7 +399,7 @@ def test_a_gpu_without_enough_memory_is_told_with_what_to_lower(peaked: Path, mo
     for error in (torch.OutOfMemoryError(said), RuntimeError("CUDA error: out of memory")):
         monkeypatch.setattr(trained.module, "forward", Mock(side_effect=error))
         for act in (lambda: trained.score(rows), lambda: trained.train_step(rows, mean_loss(rows))):
-            with pytest.raises(InputError, match=r"training: got .* lower training\.microBatchTokens") as caught:
+            with pytest.raises(ResourceError, match=r"training: got .* lower training\.microBatchTokens") as caught:
                 act()
             assert wanted in str(caught.value) or "got CUDA error: out of memory; expected" in str(caught.value)
     monkeypatch.setattr(trained.module, "forward", Mock(side_effect=RuntimeError("another")))

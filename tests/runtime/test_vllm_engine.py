@@ -7,7 +7,7 @@ import pytest
 import vllm
 from rlhf_runtime.engines import vllm_engine
 from rlhf_runtime.engines.vllm_engine import ENVIRONMENT, EngineSettings, VLLMEngine
-from rlhf_runtime.errors import InputError
+from rlhf_runtime.errors import InputError, ResourceError, RLHFError
 
 SETTINGS = EngineSettings("cuda", "nccl", 16, 1, 0.9, tensor_parallel_size=2)
 FAILED = Exception("WorkerProc initialization failed due to an exception in a background process. See stack trace")
@@ -18,7 +18,7 @@ TRACEBACK = """\
 (Worker_TP0 pid=69) ERROR 12-01 [multiproc_executor.py:953] RuntimeError: the other is gone
 """
 
-Start = Callable[[Exception, str], str]
+Start = Callable[[Exception, str, type[RLHFError]], str]
 
 
 @pytest.fixture
@@ -31,14 +31,14 @@ def start(make_peaked: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setenv(name, "set back at the end")
     folder = make_peaked()
 
-    def run(error: Exception, written: str) -> str:
+    def run(error: Exception, written: str, kind: type[RLHFError]) -> str:
         def fail(*_: object, **__: object) -> None:
             with output.open("a") as out:
                 out.write(written)
             raise error
 
         monkeypatch.setattr(vllm, "LLM", fail)
-        with pytest.raises(InputError) as caught:
+        with pytest.raises(kind) as caught:
             VLLMEngine(folder, SETTINGS)
         assert caught.value.__cause__ is error
         return str(caught.value).replace(str(output), "worker.out").replace(str(folder), "folder")
@@ -48,13 +48,20 @@ def start(make_peaked: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.
 
 def test_a_failed_process_of_an_engine_is_told_by_what_it_wrote(start: Start) -> None:
     reason = "torch.OutOfMemoryError: CUDA out of memory. Tried all.; more in worker.out"
-    told = start(FAILED, TRACEBACK)
-    assert told.startswith(f"models.policy: got folder, which vLLM refuses ({reason}); expected a model and a KV cache")
+    told = start(FAILED, TRACEBACK, ResourceError)
+    begin = f"models.policy: got folder, with which vLLM does not start ({reason}); expected a model and a KV "
+    assert told.startswith(begin)
     assert "Fix: choose another model, change rollout.gpuMemoryUtilization or rollout.tensorParallelSize, or " in told
-    assert "refuses (a process of the engine failed; more in worker.out)" in start(FAILED, "nothing of use\n")
+    told = start(FAILED, "nothing of use\n", ResourceError)
+    assert "start (a process of the engine failed; more in worker.out)" in told
+
+
+def test_what_vllm_refuses_is_bad_input_however_many_processes_an_engine_has(start: Start) -> None:
+    refused = "(Worker_TP0 pid=1) ERROR 12-01 [x.py:1] ValueError: no room for a KV cache\n"
+    assert "start (ValueError: no room for a KV cache; more in" in start(FAILED, refused, InputError)
+    assert "start (ValueError: no room for a KV cache)" in start(ValueError("no room for a KV cache"), "", InputError)
 
 
 def test_a_gpu_without_memory_for_the_engine_is_told(start: Start) -> None:
-    told = start(RuntimeError("CUDA out of memory occurred when warming up sampler"), "")
+    told = start(RuntimeError("CUDA out of memory occurred when warming up sampler"), "", ResourceError)
     assert told.startswith("rollout.gpuMemoryUtilization: got CUDA out of memory occurred when warming up sampler; exp")
-    assert "refuses (no room for a KV cache); expected" in start(ValueError("no room for a KV cache"), "")

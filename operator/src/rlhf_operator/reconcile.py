@@ -196,7 +196,7 @@ class Reconciler:
 def status_patch(raw: Mapping[str, Any], status: RLHFJobStatus) -> Object:
     """What to merge into a status so that it reads as it should: new values, and null for what goes. Pure.
 
-    Fields that are unknown are those of another release, which may come back: they stay.
+    Fields that are unknown at its top are those of another release, which may come back: they stay.
     """
     known = {info.alias for info in RLHFJobStatus.model_fields.values()}
     wanted = status.model_dump(by_alias=True, exclude_none=True, mode="json")

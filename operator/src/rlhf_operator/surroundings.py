@@ -71,8 +71,8 @@ class Memory:
     """When its status was last written."""
     tidied: int = 0
     """Number of the last cluster that is known to have left no object behind."""
-    emptied: int = 0
-    """Number of the last cluster that is known to have no pod that runs."""
+    emptied: int = -1
+    """Number of the last cluster that is known to have no pod that runs; 0 are those of a deleted job of its name."""
     silent_since: datetime | None = None
     """When Ray's job API was first found silent since it last answered; None where it was not."""
 
@@ -151,7 +151,7 @@ class Surroundings:
             cluster=cluster,
             others=tuple(other for other in owned if other.name != job.status.ray_cluster),
             leftovers=await _unless_blind(self._leftovers(job, owned, memory), blind),
-            lingering=() if rests else await _unless_blind(self._lingering(job, owned, memory), blind),
+            lingering=() if rests else await _unless_blind(self._lingering(job, terms, owned, memory), blind),
             pods=pods,
             driver=driver,
             silent_since=memory.silent_since,
@@ -280,8 +280,8 @@ class Surroundings:
 
     async def _leftovers(self, job: JobView, owned: list[ClusterView], memory: Memory) -> tuple[Leftover, ...]:
         """What is left of the last cluster, once its RayCluster is gone."""
-        number = _gone(job, owned)
-        if number in (0, memory.tidied):
+        number = job.status.cluster or 0
+        if not _without_cluster(job, owned) or number == memory.tidied:
             return ()
         name, found = cluster_name(job.name, number), list[Leftover]()
         for resource in (NETWORKPOLICIES, CONFIGMAPS):
@@ -292,10 +292,15 @@ class Surroundings:
             memory.tidied = number
         return tuple(found)
 
-    async def _lingering(self, job: JobView, owned: list[ClusterView], memory: Memory) -> tuple[PodView, ...]:
-        """The job's pods that may still run, once its RayCluster is gone: they have their grace, it had none."""
-        number = _gone(job, owned)
-        if number in (0, memory.emptied):
+    async def _lingering(
+        self, job: JobView, terms: Terms, owned: list[ClusterView], memory: Memory
+    ) -> tuple[PodView, ...]:
+        """The job's pods that may still run, once its RayCluster is gone: they have their grace, it had none.
+
+        Before its first cluster those of a deleted job of its name, if they could write to the same checkpoints.
+        """
+        number = job.status.cluster or 0
+        if not _without_cluster(job, owned) or number == memory.emptied or not (number or terms.has_checkpoints):
             return ()
         listing = await self.call(self.kube.list, PODS, job.namespace, f"{JOB_LABEL}={job.name}", pod_view)
         found = tuple(pod for pod in listing.items if pod.may_run(self._clock()))
@@ -330,9 +335,9 @@ def _finished(job: JobView) -> bool:
     return job.status.phase in ("Succeeded", "Failed")
 
 
-def _gone(job: JobView, owned: list[ClusterView]) -> int:
-    """Number of a job's last cluster once its RayCluster is gone; 0 while it is there, and where there was none."""
-    return 0 if job.deleting or job.status.ray_cluster or owned else job.status.cluster or 0
+def _without_cluster(job: JobView, owned: list[ClusterView]) -> bool:
+    """Whether the job has no RayCluster, nor is to have one that was named."""
+    return not (job.deleting or job.status.ray_cluster or owned)
 
 
 async def _unless_blind(look: Awaitable[T], blind: list[str]) -> T | None:

@@ -20,6 +20,8 @@ class Terms:
     active_deadline_seconds: int | None
     pre_running_deadline_seconds: int
     ttl_seconds_after_finished: int | None
+    has_checkpoints: bool
+    """Whether it writes some, which the next cluster of its name resumes from."""
     pools: Sequence[NodePool]
 
     @property
@@ -50,6 +52,7 @@ def _terms(read: Callable[[str], Any]) -> Terms:
         active_deadline_seconds=read("active_deadline_seconds"),
         pre_running_deadline_seconds=read("pre_running_deadline_seconds"),
         ttl_seconds_after_finished=read("ttl_seconds_after_finished"),
+        has_checkpoints=read("checkpoint") is not None,
         pools=read("node_pools"),
     )
 

@@ -18,6 +18,10 @@ class InputError(RLHFError):
     exit_code = 2
 
 
+class ResourceError(RLHFError):
+    """A GPU's memory did not suffice, or an engine did not start: another try may find the machine otherwise."""
+
+
 class RewardError(RLHFError):
     """A reward function raised, or a reward is not one finite number a response, or tells too few of them apart."""
 

@@ -6,21 +6,22 @@ from contextlib import contextmanager
 
 from rlhf_api.errors import FieldError
 
-from rlhf_runtime.errors import InputError
+from rlhf_runtime.errors import ResourceError
 
 _ASKED = re.compile(r"Tried to allocate ([\d.]+ \w+)\..* total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free")
 
 
 @contextmanager
 def enough_memory(path: str, fix: str) -> Iterator[None]:
-    """Tell that a GPU ran out of memory as bad input: another try would ask for as much.
+    """Tell that a GPU ran out of memory by what to change. Another try is worth it: memory may have been in pieces, or
+    in use by a process that was about to end.
 
     Args:
         path: What needs the memory, by its place in the manifest.
         fix: What to change.
 
     Raises:
-        InputError: in the place of what torch, or vLLM after it, raises for that.
+        ResourceError: in the place of what torch, or vLLM after it, raises for that.
     """
     try:
         yield
@@ -31,4 +32,4 @@ def enough_memory(path: str, fix: str) -> Iterator[None]:
         got = str(error).partition("\n")[0].rstrip(".")
         if asked:
             got = "CUDA out of memory ({} more of a GPU of {} with {} free)".format(*asked.groups())
-        raise InputError(str(FieldError(path, got, "what fits on the GPU", fix))) from error
+        raise ResourceError(str(FieldError(path, got, "what fits on the GPU", fix))) from error

@@ -73,7 +73,7 @@ def write_model(
         trained: What is said of it.
 
     Raises:
-        CheckpointError: when it cannot be written. A folder that was there still is.
+        CheckpointError: when it cannot be written. A folder that was there then still is.
     """
     scratch, old = (folder.with_name(f".{folder.name}-{state}") for state in ("partial", "removed"))
     try:
@@ -88,14 +88,19 @@ def write_model(
         if folder.exists():
             shutil.rmtree(old, ignore_errors=True)
             folder.rename(old)
-        scratch.rename(folder)
+        try:
+            scratch.rename(folder)
+        except OSError:
+            if old.exists():
+                old.rename(folder)
+            raise
         flush(folder.parent)
         shutil.rmtree(old, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise CheckpointError(
             f"{folder}: got `{reason}` while writing the trained model; expected room and the right to write there. "
-            f"Fix: free space, then write it from the last checkpoint with `rlhf run --resume` or `rlhf export`"
+            f"Fix: free space, then run again, or write it from the last checkpoint with `rlhf export`"
         ) from None
 
 

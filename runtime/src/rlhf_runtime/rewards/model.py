@@ -62,7 +62,8 @@ class ModelTerm:
         micro_batch_tokens: Most tokens, padding counted, of one forward pass; one row is always let through.
 
     Raises:
-        InputError: when the folder holds no such classifier, or the GPU's memory does not suffice for it.
+        InputError: when the folder holds no such classifier.
+        ResourceError: when the GPU's memory does not suffice for it.
     """
 
     @_ENOUGH_MEMORY
@@ -88,7 +89,7 @@ class ModelTerm:
 
         Raises:
             RewardError: naming the first response that is too long, or whose score is not finite.
-            InputError: when the GPU's memory does not suffice.
+            ResourceError: when the GPU's memory does not suffice.
         """
         tokens = self._tokenize(prompts, responses)
         scores = torch.zeros(len(tokens))
