@@ -160,23 +160,14 @@ def test_a_killed_driver_leaves_no_process(start, small) -> None:
     run.assert_nothing_left(seconds=90)
 
 
-@pytest.mark.parametrize(
-    ("body", "told"),
-    [
-        ("raise KeyError('answer')", ["KeyError", "rewards.py:2"]),
-        ("return [0.0]", ["1", "8"]),
-        ("return [float('nan')] * len(responses)", ["nan"]),
-    ],
-    ids=["raises", "wrong count", "not a number"],
-)
-def test_a_bad_reward_stops_the_run_cleanly(start, small, tmp_path: Path, body: str, told: list[str]) -> None:
+def test_a_bad_reward_stops_the_run_cleanly(start, small, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "rewards.py").write_text(f"def bad(prompts, responses, **columns):\n    {body}\n")
+    (tmp_path / "mine" / "rewards.py").write_text("def bad(prompts, responses, **columns):\n    raise KeyError\n")
     job = small(steps=3)
     job["spec"]["code"] = {"configMap": "mine"}
     job["spec"]["rewards"] = [{"name": "mine", "function": {"importPath": "rewards:bad"}}]
     run = start(job)
     assert run.finish() == 3, run.text
     assert "Traceback" not in run.text
-    assert all(part.lower() in run.text.lower() for part in ["mine", *told]), run.text
+    assert all(part in run.text for part in ("mine", "KeyError", "rewards.py:2")), run.text
     run.assert_nothing_left()
