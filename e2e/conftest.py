@@ -39,6 +39,8 @@ def cluster() -> Iterator[LiveCluster]:
     if cluster.operator_is_ours:
         with evidence.collected(cluster, OPERATOR_NAMESPACE, OUT / "operator"):
             cluster.install_operator()
+            if cluster.volumes:
+                cluster.pull_images()
     yield cluster
     if cluster.operator_is_ours and cluster.volumes is None:
         cluster.helm("uninstall", RELEASE, "--wait")

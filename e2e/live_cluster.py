@@ -105,6 +105,19 @@ class LiveCluster(Cluster):
         patience = ("--wait", "--timeout=5m")
         self.helm("upgrade", "--install", "--create-namespace", *patience, f"--values={file}", RELEASE, CHART)
 
+    def pull_images(self) -> None:
+        """Has kind's GPU nodes pull what is tested, which takes minutes: no test's clock runs meanwhile."""
+        wait = {"command": ["sleep", "infinity"]}
+        containers = [{"name": name, "image": image} | wait for name, image in vars(self.images).items()]
+        labels = {"app": "images"}
+        pods = {"metadata": {"labels": labels}, "spec": self.on_gpu_nodes | {"containers": containers}}
+        pods["spec"]["terminationGracePeriodSeconds"] = 0
+        spec = {"selector": {"matchLabels": labels}, "template": pods}
+        daemon_set = {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "images"}, "spec": spec}
+        self.create(daemon_set, namespace=OPERATOR_NAMESPACE)
+        self.kubectl("rollout", "status", "daemonset/images", "--timeout=900s", "-n", OPERATOR_NAMESPACE)
+        self.kubectl("delete", "daemonset/images", "--wait=false", "-n", OPERATOR_NAMESPACE)
+
     @property
     def answers(self) -> bool:
         """Whether the API server does."""
