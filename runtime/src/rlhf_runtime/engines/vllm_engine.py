@@ -137,7 +137,7 @@ class VLLMEngine:
             version: The version of the weights that the trainer allows.
 
         Raises:
-            InputError: when the GPU's memory does not suffice.
+            ResourceError: when the GPU's memory does not suffice.
             WeightSyncError: when the engine is paused or holds another version.
         """
         self._check(version)
